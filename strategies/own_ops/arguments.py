@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from functools import partial
+from typing import NamedTuple
 
 import torch
 
@@ -18,7 +19,7 @@ from verifier.torch_internals.names import OpOverload
 
 __all__ = ["other_arguments"]
 
-_NUMBERS = (0, 1, -1, 2, 3, 0.5, 1.0, -2.0, math.inf)
+_NUMBERS = (0, 1, -1, 2, 3, 0.5, 1.0, -2.0, math.inf, -math.inf)
 _DTYPES = (torch.int64, torch.float32, torch.float64, torch.bool)
 _MOST_CONSTANTS, _LARGEST, _LONGEST = 12, 64, 32
 """Larger integers are not given as arguments, as an extent of that size would take long, nor longer texts."""
@@ -33,16 +34,17 @@ def other_arguments(call: Call) -> Iterator[Variation]:
     Those at which the op's rules claim something else come first, those at which they raise next, and then those at
     which they claim the same: a rule that does not look at an argument may be wrong for its other values. A rule may
     raise for a value that nobody means, so such calls are yielded for values alone that the schema names. No tensor is
-    made for an optional argument, and tensors are of another kind only where the rules claim something else.
+    made for an optional argument. Infinities, and tensors of another kind, are taken only where the rules claim
+    something else: of a scale that is infinite hardly any rule holds.
     """
     if rule_function(call.op) is None:
         # DTensor would keep what it was asked of an op without a rule, and apply it to a rule that is registered later
-        yield from (variation for variation, _ in _values(call))
+        yield from (one.variation for one in _values(call) if not one.infinite)
         return
     usual = claimed(call)
     same: list[Variation] = []
     raising: list[Variation] = []
-    for variation, named in _values(call):
+    for variation, named, infinite in _values(call):
         changed = variation.apply(call)
         if changed is None or not accepts(changed):
             continue
@@ -52,7 +54,7 @@ def other_arguments(call: Call) -> Iterator[Variation]:
                 raising.append(variation)
         elif rules - usual:
             yield variation
-        else:
+        elif not infinite:
             same.append(variation)
     yield from branches(call)
     yield from extent_branches(call)
@@ -70,8 +72,15 @@ def _constants(op: OpOverload) -> Constants:
     return tuple(dict.fromkeys((*rule, *own)))
 
 
-def _values(call: Call) -> Iterator[tuple[Variation, bool]]:
-    """Yield the changes of one argument, and whether the schema alone says that the op takes the value."""
+class _Value(NamedTuple):
+    """A change of one argument; ``named`` if the schema alone says that the op takes the value."""
+
+    variation: Variation
+    named: bool
+    infinite: bool
+
+
+def _values(call: Call) -> Iterator[_Value]:
     constants = _constants(call.op)
     for argument in call.op._schema.arguments:
         if argument.is_out:
@@ -85,7 +94,8 @@ def _values(call: Call) -> Iterator[tuple[Variation, bool]]:
         for number, value in enumerate((*named, *_candidates(kind, given, constants))):
             if not _alike(value, given):
                 change = partial(with_value, name=argument.name, value=value)
-                yield Variation(f"{argument.name} is {_shown(value)}", change), number < len(named)
+                variation = Variation(f"{argument.name} is {_shown(value)}", change)
+                yield _Value(variation, number < len(named), isinstance(value, float) and math.isinf(value))
 
 
 def _alike(one: object, other: object) -> bool:

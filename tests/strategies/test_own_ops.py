@@ -88,6 +88,11 @@ def leaky(x: torch.Tensor, slope: float) -> torch.Tensor:
     return torch.where(x > 0, x, x * slope)
 
 
+@torch.library.custom_op("test_own_ops::scaled", mutates_args=())
+def scaled(x: torch.Tensor, by: float) -> torch.Tensor:
+    return x * by
+
+
 @torch.library.custom_op("test_own_ops::folded", mutates_args=())
 def folded(x: torch.Tensor, mean: bool = False) -> torch.Tensor:
     return x.mean(0) if mean else x.sum(0)
@@ -236,6 +241,16 @@ def test_a_rule_that_is_wrong_for_another_argument_than_that_of_the_examples_is_
     refuted = {report.origin.partition("call 0, ")[2] for report in checked if report.wrong}
     assert found in refuted
     assert "" not in refuted  # the example itself shows nothing
+
+
+@pytest.mark.usefixtures("rules_taken_back")
+def test_a_right_rule_for_a_scale_is_not_tried_with_an_infinite_one() -> None:
+    op = "test_own_ops.scaled.default"
+    verifier.samples(op)(lambda: [(torch.randn(8, 6), 0.5)])
+    declare("scaled", ([R], [R, None]), ([S(0)], [S(0), None]), ([Partial()], [Partial(), None]))
+    samples = list(own_samples(op, SampleOptions(torch.float64)))
+    assert any("by is -2.0" in sample.origin for sample in samples)
+    assert not any(report.wrong for report in (check_sample(sample, QUICK) for sample in samples))
 
 
 @pytest.mark.usefixtures("rules_taken_back")
