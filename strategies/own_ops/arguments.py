@@ -49,7 +49,7 @@ def other_arguments(call: Call) -> Iterator[Variation]:
         if changed is None or not accepts(changed):
             continue
         rules = claimed(changed)
-        if any("raised in" in rule for rule in rules - usual):
+        if _raises(rules - usual):
             if named:
                 raising.append(variation)
         elif rules - usual:
@@ -61,6 +61,10 @@ def other_arguments(call: Call) -> Iterator[Variation]:
     yield from _numbers_of_dims(call)
     yield from raising
     yield from same
+
+
+def _raises(rules: frozenset[str]) -> bool:
+    return any("raised in" in rule for rule in rules)
 
 
 def _constants(op: OpOverload) -> Constants:
@@ -141,7 +145,8 @@ def _lists(given: Sequence[object]) -> Iterator[list[object]]:
 def _numbers_of_dims(call: Call) -> Iterator[Variation]:
     """Yield the call with more or fewer dims in front, if the op takes it and its rules branch on their number.
 
-    An op may take a number of dims that nobody means, so calls at which the rules claim no other kinds are left out.
+    An op may take a number of dims that nobody means. So calls are left out at which the rules raise, or claim nothing
+    of another kind.
     """
     most = max((tensor.ndim for tensor in call.tensors), default=0)
     usual = kinds_of(claimed(call))
@@ -149,7 +154,10 @@ def _numbers_of_dims(call: Call) -> Iterator[Variation]:
         for everywhere in (False, True):
             variation = Variation(f"{ndim} dims", partial(_with_dims, ndim - most, most, everywhere))
             changed = variation.apply(call) if ndim != most else None
-            if changed is not None and accepts(changed) and kinds_of(claimed(changed)) - usual:
+            if changed is None or not accepts(changed):
+                continue
+            rules = claimed(changed)
+            if not _raises(rules) and kinds_of(rules) - usual:
                 yield variation
                 break
 

@@ -243,14 +243,32 @@ def test_a_rule_that_is_wrong_for_another_argument_than_that_of_the_examples_is_
     assert "" not in refuted  # the example itself shows nothing
 
 
+def labels(name: str) -> str:
+    samples = own_samples(f"test_own_ops.{name}.default", SampleOptions(torch.float64))
+    return " ".join(sample.origin for sample in samples)
+
+
 @pytest.mark.usefixtures("rules_taken_back")
-def test_a_right_rule_for_a_scale_is_not_tried_with_an_infinite_one() -> None:
-    op = "test_own_ops.scaled.default"
-    verifier.samples(op)(lambda: [(torch.randn(8, 6), 0.5)])
-    declare("scaled", ([R], [R, None]), ([S(0)], [S(0), None]), ([Partial()], [Partial(), None]))
-    samples = list(own_samples(op, SampleOptions(torch.float64)))
-    assert any("by is -2.0" in sample.origin for sample in samples)
-    assert not any(report.wrong for report in (check_sample(sample, QUICK) for sample in samples))
+def test_infinities_are_taken_only_where_the_rules_claim_something_else() -> None:
+    verifier.samples("test_own_ops::scaled")(lambda: [(torch.randn(8, 6), 0.5)])
+    declare("scaled", ([R], [R, None]), ([Partial()], [Partial(), None]))
+    assert "by is -2.0" in labels("scaled")
+    assert "by is inf" not in labels("scaled")
+    register_sharding(OPS.scaled.default)(lambda x, by: [([R], [R, None]), *([([S(0)], [S(0), None])] * (by > 9))])
+    assert "by is inf" in labels("scaled")
+
+
+@pytest.mark.usefixtures("rules_taken_back")
+def test_a_number_of_dims_is_not_taken_for_which_the_rules_raise() -> None:
+    verifier.samples("test_own_ops::scaled")(lambda: [(torch.randn(8, 6), 0.5)])
+
+    @register_sharding(OPS.scaled.default)
+    def strategy(x: torch.Tensor, by: float) -> object:
+        last = -1 % x.ndim  # raises for a tensor without dims
+        return [([R], [R, None]), ([S(last)], [S(last), None]), *([([Partial()], [Partial(), None])] * (x.ndim == 4))]
+
+    assert "4 dims" in labels("scaled")
+    assert "0 dims" not in labels("scaled")
 
 
 @pytest.mark.usefixtures("rules_taken_back")
@@ -270,11 +288,8 @@ def test_a_rule_may_raise_for_values_that_nobody_means_but_not_for_those_of_the_
             raise ValueError("a mean")
         return rules_of_folded(mean)
 
-    def labels(name: str) -> str:
-        return " ".join(sample.origin for sample in own_samples(name, SampleOptions(torch.float64)))
-
-    assert "slope is 2.0" not in labels("test_own_ops.leaky.default")
-    assert "mean is True" in labels("test_own_ops.folded.default")
+    assert "slope is 2.0" not in labels("leaky")
+    assert "mean is True" in labels("folded")
 
 
 @pytest.mark.parametrize(("name", "why"), [("noise", "random"), ("secret", "writes to its argument x")])
