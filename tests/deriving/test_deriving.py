@@ -9,12 +9,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 
 from strategies.own_ops.names import own_ops, own_ops_named
-from verifier.core.case import MeshSpec, OpCase
+from verifier.core.case import MeshSpec, OpCase, Trial
 from verifier.core.errors import SamplesError
 from verifier.deriving import closing
 from verifier.deriving import derive as deriving
@@ -31,6 +32,7 @@ from verifier.deriving.writing.strategy import strategy_text
 from verifier.deriving.writing.subject import CannotWriteError, Provenance, Target
 from verifier.planning import own_samples
 from verifier.planning.own_samples import overload_named, sampled_ops, samples
+from verifier.records.values import trial_record
 from verifier.rules.options import CheckOptions
 from verifier.rules.samples import Sample, Values
 from verifier.torch_internals.names import OpOverload
@@ -554,8 +556,8 @@ def test_uneven_shards_alone_are_told_from_other_failures(
     closed = closing.close("m.f.default", tmp_path / "s.py", (), "2", ("2",), [], Derivation((), (), 0), 1)
     assert closed.only_uneven == uneven
     found = {"mesh": str(ranks), "input_placements": [placement], "output_placements": [placement], "shapes": [[5, 1]]}
-    wrong = {"ops": {"f": {"confirmed": [], "wrong": [found | {"origin": "f", "message": "no rows"}], "missing": []}}}
-    said["rules"] = (1, json.dumps(wrong), "")
+    wrong = {"f": {"confirmed": [], "wrong": [found | {"origin": "f", "message": "no rows"}], "missing": []}}
+    said["rules"] = (1, json.dumps({"ops": wrong, "findings": []}), "")
     closed = closing.close("m.f.default", tmp_path / "s.py", (), "2", ("2",), [], Derivation((), (), 0), 1)
     assert closed.only_uneven == uneven
     assert "no rows" in closed.said
@@ -582,6 +584,50 @@ def test_code_that_uneven_shards_alone_refute_is_checked_again_without_them(monk
     made = deriving.derive(DeriveRequest("aten.neg.default"), "new")
     assert not made.closed.passed
     assert len(checked) == 3
+
+
+def _refuted(dims: int) -> dict[str, object]:
+    """Return what `rules` prints of a maximum that is claimed to pass through abs of a tensor."""
+    case = OpCase("aten.abs.default", "torch.ops.aten.abs.default", (torch.ones((2,) * dims, dtype=torch.float64),), {})
+    trial = Trial(case, MeshSpec((2,)), ((Partial("max"),),))
+    finding = {"op": case.op, "trial": msgspec.to_builtins(trial_record(trial))}
+    found = {"mesh": "2", "input_placements": ["P(max)"], "output_placements": ["P(max)"], "shapes": [[2] * dims]}
+    wrong = [found | {"origin": "abs", "message": "it is not"}]
+    return {"ops": {case.op: {"confirmed": [], "wrong": wrong, "missing": []}}, "findings": [finding]}
+
+
+def test_what_rules_refutes_is_derived_again_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, bool]] = []
+
+    def verifier(words: Sequence[str]) -> tuple[int, str, str]:
+        is_wrong = 'Partial("max")' in Path(words[-words[::-1].index("--import")]).read_text()
+        asked.append((words[0], is_wrong))
+        right = {"ops": {"aten.abs.default": {"confirmed": ["one"], "wrong": [], "missing": []}}}
+        return (0, json.dumps(_refuted(2) if is_wrong else right), "") if words[0] == "rules" else (0, "", "")
+
+    calls = evidence(way(aten.abs.default, lambda tensor, a, b, c: (tensor(a, b),)))
+    calls = [replace(call, rules=call.rules | {(Partial("max"),): (frozenset({Partial("max")}),)}) for call in calls]
+    monkeypatch.setattr(closing, "_verifier", verifier)
+    monkeypatch.setattr(deriving, "derivation", lambda request: (calls, generalise(calls)))
+    made = deriving.derive(DeriveRequest("aten.abs.default"), "new")
+    assert asked == [("rules", True), ("rules", False), ("gate", False)]
+    assert made.closed.passed
+    assert "S(d) -> S(d)" in said(made.made)
+
+
+def test_what_rules_refutes_of_other_calls_does_not_go_on_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    checks: list[object] = []
+
+    def verifier(words: Sequence[str]) -> tuple[int, str, str]:
+        checks.append(words)
+        return 1, json.dumps(_refuted(3)), ""
+
+    calls = evidence(way(aten.abs.default, lambda tensor, a, b, c: (tensor(a, b),)))
+    monkeypatch.setattr(closing, "_verifier", verifier)
+    monkeypatch.setattr(deriving, "derivation", lambda request: (calls, generalise(calls)))
+    made = deriving.derive(DeriveRequest("aten.abs.default"), "new")
+    assert len(checks) == 4
+    assert not made.closed.passed
 
 
 def test_a_condition_on_a_list_is_one_on_its_first_tensor() -> None:

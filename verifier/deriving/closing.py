@@ -6,15 +6,19 @@ import re
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import torch
 
-from verifier.deriving.learning.evidence import CallEvidence
+from verifier.deriving.learning.evidence import CallEvidence, by_slot, described, slot_names
 from verifier.deriving.learning.generalise import Derivation
 from verifier.deriving.writing.mutants import Mutants
+from verifier.records.schema import TrialRecord
+from verifier.records.values import load_trial
+from verifier.rules.execute import LocalCall
 
 __all__ = ["Closed", "close", "close_by_test"]
 
@@ -48,6 +52,8 @@ class Closed:
         What the calls say of changes of single lines; None if they were not asked.
     only_uneven
         Whether each call that failed, as far as it is told, had a tensor in uneven shards.
+    refuting
+        The calls for which level 1 refuted rules on meshes of one dim, with what they refute.
     without_strategy
         Other ops that ran in the gate, as in the gradient of the op, and that have no strategy.
     """
@@ -60,6 +66,7 @@ class Closed:
     mutants: Mutants | None = None
     without_strategy: tuple[str, ...] = ()
     only_uneven: bool = False
+    refuting: tuple[CallEvidence, ...] = ()
 
     @property
     def passed(self) -> bool:
@@ -86,8 +93,8 @@ def close(
     status, text, errors = _verifier([*words, *out, "--format", "json"])
     if status == 2 or not text:
         raise ValueError(f"rules of the derived strategy could not verify:\n{errors.strip()}")
-    record = msgspec.json.decode(text)["ops"]
-    counts = list(record.values())
+    record = msgspec.json.decode(text)
+    counts = list(record["ops"].values())
     derived = _derived(calls, made)
     missing = tuple(
         f"{', '.join(one['input_placements'])} of {one['origin']}"
@@ -99,7 +106,9 @@ def close(
     if wrong:
         refuted = [_refuted(one) for found in counts for one in found["wrong"][:_MOST_SHOWN]]
         only_uneven = all(_is_uneven(one) for found in counts for one in found["wrong"])
-        return Closed(confirmed, wrong, missing, 1, "\n".join(refuted), only_uneven=only_uneven)
+        trials = [msgspec.convert(one["trial"], TrialRecord) for one in record["findings"] if one["op"] == op]
+        refuting = tuple(_refuting(trial) for trial in trials if trial.mesh.isdigit())
+        return Closed(confirmed, wrong, missing, 1, "\n".join(refuted), only_uneven=only_uneven, refuting=refuting)
     status, text, errors = _verifier(["gate", *named, *on, *out])
     said = text + errors
     others = tuple(dict.fromkeys(name for name in _NO_STRATEGY.findall(said) if name != op))
@@ -117,6 +126,17 @@ def close_by_test(test: Path) -> Closed:
         sum(map(int, re.findall(rf"(\d+) {what}", done.stdout))) for what in ("passed", "(?:failed|error)")
     )
     return Closed(passed, failed, (), done.returncode, _last(done.stdout + done.stderr, 12))
+
+
+def _refuting(record: TrialRecord) -> CallEvidence:
+    """Return the call of a trial that shows a wrong rule, with the placements that it refutes."""
+    trial = load_trial(record)
+    placed = by_slot(slot_names(trial.case), [placements[0] for placements in trial.combination])
+    with torch.no_grad():
+        local = LocalCall(trial.case)
+        whole = local(local.tensors)
+    call = described("what rules refutes", trial.case, local.tensors, [tuple(t.shape) for t in whole.tensors], whole)
+    return replace(call, rules={} if placed is None else {placed: ()}, rare=True)
 
 
 def _is_uneven(wrong: Mapping[str, Any]) -> bool:

@@ -40,7 +40,7 @@ _CAP = 4096
 _HELD_OUT = 4
 """So many times as many calls are drawn to refute rules that hold for fewer calls."""
 _ROUNDS = 4
-"""So often rules are derived anew with the calls that refute some of them."""
+"""So often rules are derived anew with the calls that refute some of them, and code with those that ``rules`` finds."""
 
 
 @dataclass(frozen=True)
@@ -102,16 +102,21 @@ def derive(request: DeriveRequest, module: str) -> Derived:
             "that gradients are lost under any strategy; give it one (torch.library.register_autograd), or let its "
             "kernel run under torch.no_grad()"
         )
-    if not made.rules:
-        raise ValueError(f"no rule but the replicated one holds for the calls of {op}")
+    seconds = {"deriving": time.perf_counter() - started}
     given = Provenance(
         versions()["torch"], versions()["dtensor-verifier"], request.world_sizes.replace(",", " "), request.dtype,
         request.seed, request.command,
     )  # fmt: skip
-    code = strategy_text(op, calls, made, request.target, given)
+    for left in reversed(range(_ROUNDS)):
+        if not made.rules:
+            raise ValueError(f"no rule but the replicated one holds for the calls of {op}")
+        code = strategy_text(op, calls, made, request.target, given)
+        closed = _checked(code, op, calls, made, request, module)
+        if closed.only_uneven or not (closed.refuting and left):
+            break
+        calls = [*calls, *closed.refuting]
+        made = generalise(calls, made.blocks)
     mutants = tried_mutants(code, calls, made)
-    seconds = {"deriving": time.perf_counter() - started}
-    closed = _checked(code, op, calls, made, request, module)
     if not closed.passed and closed.only_uneven and request.target is Target.SINGLE_DIM:
         other = strategy_text(op, calls, made, request.target, given, uneven=False)
         again = _checked(other, op, calls, made, _on_four_ranks(request), module)

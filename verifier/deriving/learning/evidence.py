@@ -238,12 +238,14 @@ def _evidence(ledger: Ledger, place: Exploration) -> CallEvidence:
             )
             draws.append(candidate.draws)
             sizes.append(len(candidate.shapes))
-    call = described(ledger.sample, case, tensors, [expected.shape for expected in place.expected], place.reference)
-    return replace(call, rules=rules, draws=min(draws, default=0), sizes=min(sizes, default=0))
+    shapes = [expected.shape for expected in place.expected]
+    call = described(ledger.sample.origin, case, tensors, shapes, place.reference)
+    fewest, smallest = min(draws, default=0), min(sizes, default=0)
+    return replace(call, rules=rules, rare=is_rare(ledger.sample), draws=fewest, sizes=smallest)
 
 
 def described(
-    sample: Sample, case: OpCase, tensors: Sequence[torch.Tensor], results: Sequence[Sequence[int]], whole: Results
+    origin: str, case: OpCase, tensors: Sequence[torch.Tensor], results: Sequence[Sequence[int]], whole: Results
 ) -> CallEvidence:
     """Return a call of which nothing is known to hold; ``results`` are the shapes of the results that ``whole`` has."""
     returned = whole.returned if isinstance(whole.returned, tuple) else ()
@@ -251,7 +253,7 @@ def described(
     slots = tuple(dict.fromkeys(names))
     first = [tensors[names.index(slot)] for slot in slots]
     return CallEvidence(
-        origin=sample.origin,
+        origin=origin,
         slots=slots,
         shapes=tuple(tuple(tensor.shape) for tensor in first),
         results=tuple(map(len, results)),
@@ -260,7 +262,6 @@ def described(
         case=case,
         dtypes=tuple(tensor.dtype for tensor in first),
         lengths=tuple(names.count(slot) for slot in slots),
-        rare=is_rare(sample),
         absent=tuple(place for place, one in enumerate(returned) if one is None),
     )
 

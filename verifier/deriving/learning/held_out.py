@@ -159,7 +159,7 @@ class Here:
                 (
                     size,
                     draw,
-                    described(self.sample, case, local.tensors, [tuple(t.shape) for t in whole.tensors], whole),
+                    described(self.sample.origin, case, local.tensors, [tuple(t.shape) for t in whole.tensors], whole),
                 )
                 for (size, draw), case, local, whole in self._run_each(0, draws)
             ]
