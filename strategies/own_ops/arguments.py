@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from functools import partial
+from itertools import combinations
 from typing import NamedTuple
 
 import torch
@@ -12,18 +13,20 @@ import torch
 from strategies.opinfo.calls.call import Call
 from strategies.opinfo.calls.running import accepts
 from strategies.opinfo.samples.argument_spellings import Variation, with_value
-from strategies.opinfo.samples.branches import branches, claimed, extent_branches, kinds_of
+from strategies.opinfo.samples.branches import branches, claimed, extent_branches, kinds_of, near_numbers
 from verifier.torch_internals.amending.propagation import rule_function
 from verifier.torch_internals.amending.rule_code import constants_of_op, constants_of_rule
 from verifier.torch_internals.names import OpOverload
 
 __all__ = ["other_arguments"]
 
-_NUMBERS = (0, 1, -1, 2, 3, 0.5, 1.0, -2.0, math.inf, -math.inf)
+_NUMBERS = (0, 1, -1, 2, 3, 0.5, -0.5, 1.0, -2.0, math.inf, -math.inf)
 _DTYPES = (torch.int64, torch.float32, torch.float64, torch.bool)
-_MOST_CONSTANTS, _LARGEST, _LONGEST = 12, 64, 32
-"""Larger integers are not given as arguments, as an extent of that size would take long, nor longer texts."""
+_MOST_TEXTS, _LONGEST = 12, 32
+"""So many texts in the code are given as arguments, and none that is longer."""
 _MOST_DIMS = 5
+_MOST_FLAGS = 3
+"""Of so many flags all choices are tried."""
 
 Constants = tuple[int | float | str, ...]
 
@@ -44,7 +47,7 @@ def other_arguments(call: Call) -> Iterator[Variation]:
     usual = claimed(call)
     same: list[Variation] = []
     raising: list[Variation] = []
-    for variation, named, infinite in _values(call):
+    for variation, named, infinite in (*_values(call), *_flags(call)):
         changed = variation.apply(call)
         if changed is None or not accepts(changed):
             continue
@@ -102,6 +105,21 @@ def _values(call: Call) -> Iterator[_Value]:
                 yield _Value(variation, number < len(named), isinstance(value, float) and math.isinf(value))
 
 
+def _flags(call: Call) -> Iterator[_Value]:
+    """Yield the other choices of several flags at once: a rule may be right for each of them alone."""
+    given = {one.name: call.values.get(one.name, one.default_value) for one in call.op._schema.arguments}
+    flags = [name for name, value in given.items() if type(value) is bool][:_MOST_FLAGS]
+    for count in range(2, len(flags) + 1):
+        for some in combinations(flags, count):
+            values = {name: not given[name] for name in some}
+            label = ", ".join(f"{name} is {value}" for name, value in values.items())
+            yield _Value(Variation(label, partial(_with_values, values)), named=True, infinite=False)
+
+
+def _with_values(values: dict[str, object], call: Call) -> Call | None:
+    return Call.of(call.op, {**call.values, **values})
+
+
 def _alike(one: object, other: object) -> bool:
     return type(one) is type(other) and not isinstance(one, torch.Tensor | list | tuple) and one == other
 
@@ -116,7 +134,7 @@ def _shown(value: object) -> str:
 
 def _candidates(kind: str, given: object, constants: Constants) -> Iterator[object]:
     """Yield other values of an argument whose type is ``kind``; the op may refuse them."""
-    numbers = [one for one in constants if not isinstance(one, str) and abs(one) <= _LARGEST][:_MOST_CONSTANTS]
+    numbers = near_numbers(constants)
     if kind in ("int", "SymInt"):
         # kernels divide by counts, some without a look at them: 0 would end the process
         positive = isinstance(given, int) and given > 0
@@ -124,7 +142,7 @@ def _candidates(kind: str, given: object, constants: Constants) -> Iterator[obje
     elif kind in ("float", "number", "Scalar"):
         yield from dict.fromkeys(float(one) if kind == "float" else one for one in (*numbers, *_NUMBERS))
     elif kind == "str":
-        yield from [one for one in constants if isinstance(one, str) and len(one) <= _LONGEST][:_MOST_CONSTANTS]
+        yield from [one for one in constants if isinstance(one, str) and len(one) <= _LONGEST][:_MOST_TEXTS]
     elif kind == "ScalarType":
         yield from _DTYPES
     elif kind.startswith("List[") and isinstance(given, list | tuple):

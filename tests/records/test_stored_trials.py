@@ -38,7 +38,8 @@ NUMBERS = (
 )  # fmt: skip
 
 SHAPES = ([], [1], [2], [1] * 16, [1] * 65, [0, 2], [0, 1 << 31], [0, 1 << 20, 1 << 31], [0, 1 << 62], [0, -1], [1, -1])
-FLAGS = ({}, {"contiguous": False}, {"requires_grad": True}, {"parameter": True}, {"parameter": 1}, {"other": True})
+FLAGS = ({}, {"contiguous": False}, {"requires_grad": True}, {"parameter": True}, {"parameter": 1}, {"other": True},
+         {"order": [0]}, {"order": [1, 0]}, {"order": 3})  # fmt: skip
 FULL = {"parameter": True, "requires_grad": True, "contiguous": False}
 
 leaves = st.sampled_from((*TEXTS, *NUMBERS))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
@@ -223,6 +224,16 @@ def test_not_contiguous_stays_so_in_a_file(tensor: torch.Tensor) -> None:
     assert loaded.tolist() == tensor.tolist()
 
 
+@pytest.mark.parametrize("order", [(1, 0), (0, 2, 1), (1, 0, 2), (0, 2, 3, 1), (3, 2, 1, 0)])
+def test_the_order_of_dims_in_memory_stays_in_a_file(order: tuple[int, ...]) -> None:
+    back = [order.index(dim) for dim in range(len(order))]
+    tensor = torch.arange(math.prod(range(2, 2 + len(order)))).reshape([dim + 2 for dim in order]).permute(back)
+    [loaded] = through_json(call(tensor)).args
+    assert isinstance(loaded, torch.Tensor)
+    assert loaded.stride() == tensor.stride()
+    assert torch.equal(loaded, tensor)
+
+
 class _Colour(IntEnum):
     RED = 1
 
@@ -269,6 +280,10 @@ def test_placements_that_cannot_be_read_back_are_named() -> None:
         ({"device": "gpu"}, r"args\[0\]: no device of torch: .*gpu"),
         ({"float": "infinity"}, r"'infinity' is neither a number nor one of nan, inf, -inf"),
         ({"tensor": {"dtype": "int64", "shape": [3], "values": [1]}}, r"1 values do not fill a tensor of shape \[3\]"),
+        (
+            {"tensor": {"dtype": "int64", "shape": [1, 1], "values": [1], "order": [0, 0]}},
+            r"order \[0, 0\] does not have each of 2 dims once",
+        ),
         ({"tensor": {"dtype": "int64", "shape": [1], "values": [1.5]}}, r"1.5 is no value of a tensor of dtype int64"),
         (
             {"tensor": {"dtype": "int64", "shape": [1], "values": [True]}},

@@ -35,7 +35,11 @@ INTERRUPTED = "interrupted"
 
 @dataclass
 class TensorRecord:
-    """A tensor by value. ``values`` is flat and row-major; nan and infinities are strings, complex numbers pairs."""
+    """A tensor by value. ``values`` is flat and row-major; nan and infinities are strings, complex numbers pairs.
+
+    ``order`` has the dims of a tensor that is not contiguous, the outermost in memory first. If it is empty, they are
+    from the last to the first.
+    """
 
     dtype: str
     shape: list[int]
@@ -43,6 +47,7 @@ class TensorRecord:
     contiguous: bool = True
     requires_grad: bool = False
     parameter: bool = False
+    order: list[int] = field(default_factory=list)
 
 
 @dataclass

@@ -52,7 +52,7 @@ def case_record(case: OpCase) -> CaseRecord:
     """Return ``case`` by value, ready to be written as JSON.
 
     A stored tensor keeps its dtype, shape, values, and whether it is contiguous, requires a gradient and is an
-    ``nn.Parameter``. It loses the payload of a NaN, its device, the exact strides if it is not contiguous, and the fact
+    ``nn.Parameter``. It loses the payload of a NaN, its device, gaps in its memory, and the fact
     that it shares memory with another argument.
 
     Raises
@@ -168,7 +168,8 @@ def _store(value: object, where: str) -> Any:
             "dict": {_store_text(key, where): _store(item, f"{where}[{key!r}]") for key, item in value.items()},
         }
     if isinstance(value, torch.Tensor):
-        return {"tensor": msgspec.to_builtins(_store_tensor(value, where))}
+        stored = msgspec.to_builtins(_store_tensor(value, where))
+        return {"tensor": {name: item for name, item in stored.items() if name != "order" or item}}
     if isinstance(value, Placement):
         return {"placement": _store_placements((value,))}
     if isinstance(value, torch.device):
@@ -222,7 +223,15 @@ def _store_tensor(tensor: torch.Tensor, where: str) -> TensorRecord:
         contiguous=tensor.is_contiguous(),
         requires_grad=tensor.requires_grad,
         parameter=isinstance(tensor, nn.Parameter),
+        order=_order(tensor),
     )
+
+
+def _order(tensor: torch.Tensor) -> list[int]:
+    """Return the dims of a tensor in memory, the outermost first; none if it has gaps, or is as it is made without."""
+    order = sorted(range(tensor.ndim), key=tensor.stride, reverse=True)
+    usual = tensor.is_contiguous() or order == [*reversed(range(tensor.ndim))]
+    return [] if usual or not tensor.permute(order).is_contiguous() else order
 
 
 def check_dense(tensor: torch.Tensor, where: str) -> None:
@@ -332,7 +341,12 @@ def _load_tensor(stored: Any, where: str) -> torch.Tensor:
                 raise ValueError(f"{where}: {_short(value)} is no value of a tensor of dtype {record.dtype}")
     try:
         tensor = torch.tensor(values, dtype=wide).to(dtype).reshape(record.shape)
-        if not record.contiguous:
+        if record.order:
+            if sorted(record.order) != [*range(tensor.ndim)]:
+                raise ValueError(f"{where}: order {record.order} does not have each of {tensor.ndim} dims once")
+            back = [record.order.index(dim) for dim in range(tensor.ndim)]
+            tensor = tensor.permute(record.order).contiguous().permute(back)
+        elif not record.contiguous:
             tensor = _not_contiguous(tensor)
         if record.parameter:
             return nn.Parameter(tensor, requires_grad=record.requires_grad)

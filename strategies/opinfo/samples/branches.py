@@ -13,25 +13,33 @@ from itertools import combinations
 import torch
 
 from strategies.opinfo.calls.call import Call, Parameter, attempt, parameters
-from strategies.opinfo.calls.checked import is_unchecked
+from strategies.opinfo.calls.checked import is_trusting, is_unchecked
 from strategies.opinfo.samples.argument_spellings import DIMS, Variation, with_value
+from strategies.opinfo.samples.conversions import converted
 from strategies.opinfo.samples.extents import Extents
 from verifier.core.case import OpCase
 from verifier.rules.claims import claims_and_failures
 from verifier.torch_internals.amending.propagation import is_torchs
 from verifier.torch_internals.amending.rule_code import constants_of_rule
 
-__all__ = ["argument_branches", "branches", "claimed", "extent_branches", "kinds_of", "tied_ones"]
+__all__ = ["argument_branches", "branches", "claimed", "extent_branches", "kinds_of", "near_numbers", "tied_ones"]
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.complex64)
-_FACTORS = (8, 64)
-_MOST_ELEMENTS = 1 << 16
+_USUAL_INTEGERS = (torch.int64, torch.uint8, torch.bool)
+_INTEGERS = (torch.int32, torch.int8, torch.int16)
+"""Those that calls have in any case, and others."""
+_FACTORS = (8, 64, 1024)
+_MOST_ELEMENTS = 1 << 20
 _MOST_DIMS = 5
 _USUAL_DIMS = 3
 """Of an op that goes through elements, a call of so many dims is made in any case."""
+_IMAGES = 4
+"""The dims of a batch of images, whose channels may be the innermost ones."""
 _EXTENT = 2
-_NUMBERS = (0, 1, -1, 2, 0.5, math.inf, -math.inf)
+_NUMBERS = (0, 1, -1, 2, 0.5, -0.5, math.inf, -math.inf)
 """Numbers on which rules branch, beside those in their code."""
+_BESIDE = 0.5
+"""A number in the code of a rule is a bound; so far from it are numbers on both sides."""
 _KINDS = {"dtype", "out_dtype", "layout", "device", "memory_format", "pin_memory", "generator"}
 """Arguments that are numbers in the schema alone."""
 _COUNTS = ("group", "num", "size", "stride", "dilation", "heads", "factor", "step", "N", "C", "HxW")
@@ -53,6 +61,10 @@ def branches(call: Call) -> Iterator[Variation]:
     usual = claimed(call)
     for variation in (*_dtypes(call), *_extents()):
         if claimed(variation.apply(call)) - usual:
+            yield variation
+    of_integers = usual.union(*(claimed(_as_integers(dtype).apply(call)) for dtype in _USUAL_INTEGERS))
+    for variation in map(_as_integers, _INTEGERS):
+        if claimed(variation.apply(call)) - of_integers:
             yield variation
     kinds = kinds_of(usual)
     for variation in _strides(call):
@@ -107,18 +119,21 @@ def _with_argument(base: Callable[[Call], Call | None], name: str, value: object
 
 
 def extent_branches(call: Call) -> Iterator[Variation]:
-    """Yield the extents, of those near a number in the code of the op's rules, at which these claim something else.
+    """Yield the extents at which the op's rules claim something else.
 
-    Only the user's rules are asked, and only of calls whose dims can all be sharded: of others they claim less.
+    Those are tried that are near a number in the code of the rules, or equal to, twice or half another extent. Only the
+    user's rules are asked, and only of calls whose dims can all be sharded: of others they claim less.
     """
     if is_torchs(call.op) or is_unchecked(call) or any(e < _EXTENT for tensor in call.tensors for e in tensor.shape):
         return
     constants = sorted(one for one in constants_of_rule(call.op) if type(one) is int and 0 < one <= _LARGEST)
-    near = dict.fromkeys(one + more for more in (0, 1) for one in (1, *constants[:_MOST_CONSTANTS]))
+    near = [one + more for more in (0, 1) for one in (1, *constants[:_MOST_CONSTANTS])]
     usual, extents = claimed(call), Extents.of(call)
+    others = sorted({extents.extent(group) for group in extents.groups})
+    near += [new for one in others for new in (one, 2 * one, one // 2) if 0 < new <= _LARGEST]
     for number, group in enumerate(extents.groups):
-        for extent in near:
-            if claimed(extents.other(group, extent)) - usual:
+        for extent in dict.fromkeys(near):
+            if extent != extents.extent(group) and claimed(extents.other(group, extent)) - usual:
                 yield Variation(f"extent {number} is {extent}", partial(_with_extent, number, extent))
 
 
@@ -163,7 +178,7 @@ def _candidates(
     kind = parameter.type.removeprefix("Optional[").removesuffix("]")
     if parameter.name in DIMS | _KINDS or parameter.out or isinstance(given, torch.Tensor) or kind.startswith("List"):
         return
-    numbers = [one for one in constants if not isinstance(one, str | bool) and abs(one) <= _LARGEST][:_MOST_CONSTANTS]
+    numbers = near_numbers(constants)
     if parameter.type.startswith("Optional["):
         yield None
     if kind == "bool":
@@ -177,6 +192,15 @@ def _candidates(
         yield from (*_NUMBERS, *numbers)
     elif kind == "str":
         yield from [one for one in constants if isinstance(one, str)][:_MOST_CONSTANTS]
+
+
+def near_numbers(constants: Sequence[int | float | str]) -> list[int | float]:
+    """Return the numbers among the constants of a rule's code that may be arguments, then such on both sides of each.
+
+    A bool is no number, and large ones would take long as an extent.
+    """
+    numbers = [one for one in constants if not isinstance(one, str | bool) and abs(one) <= _LARGEST][:_MOST_CONSTANTS]
+    return [*numbers, *(one + more for one in numbers for more in (-_BESIDE, _BESIDE))]
 
 
 def claimed(call: Call | None) -> frozenset[str]:
@@ -194,6 +218,16 @@ def kinds_of(rules: frozenset[str]) -> frozenset[str]:
 
 
 # ------------------------------------------------------------------------------------------------------------- changes
+def _as_integers(dtype: torch.dtype) -> Variation:
+    return Variation(f"all floats as {dtype}", partial(_whole, dtype))
+
+
+def _whole(dtype: torch.dtype, call: Call) -> Call | None:
+    """Return the call with integers in place of floats; None if it has no floats, or its kernel checks nothing."""
+    floats = tuple(number for number, tensor in enumerate(call.tensors) if tensor.is_floating_point())
+    return None if is_trusting(call) or not floats else call.with_tensors(floats, partial(converted, dtype=dtype))
+
+
 def _dtypes(call: Call) -> Iterator[Variation]:
     given = {tensor.dtype for tensor in call.tensors}
     for dtype in _DTYPES:
@@ -211,6 +245,10 @@ def _strides(call: Call) -> Iterator[Variation]:
         yield Variation("the first dim is the innermost", partial(_each, _first_innermost), strided=True)
     elif _goes_through_elements(call):
         yield Variation("2 dims, the first is the innermost", partial(_each, _columns), strided=True)
+    if any(tensor.ndim == _IMAGES for tensor in call.tensors):
+        yield Variation("the second of 4 dims is the innermost", partial(_each, _channels_last), strided=True)
+    elif _goes_through_elements(call):
+        yield Variation("4 dims, the second is the innermost", partial(_each, _images), strided=True)
 
 
 def _dims(call: Call) -> Iterator[Variation]:
@@ -245,6 +283,14 @@ def _larger(tensor: torch.Tensor, factor: int) -> torch.Tensor:
 def _first_innermost(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor with the same values, of whose elements neighbours on the first dim are neighbours in memory."""
     return tensor.movedim(0, -1).contiguous().movedim(-1, 0) if tensor.ndim > 1 else tensor
+
+
+def _channels_last(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.contiguous(memory_format=torch.channels_last) if tensor.ndim == _IMAGES else tensor
+
+
+def _images(tensor: torch.Tensor) -> torch.Tensor:
+    return _channels_last(_with_dims(tensor, _IMAGES))
 
 
 def _columns(tensor: torch.Tensor) -> torch.Tensor:

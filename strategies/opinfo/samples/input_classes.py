@@ -19,6 +19,7 @@ from strategies.opinfo.calls.op_facts import KEEP_VALUES
 from strategies.opinfo.calls.op_names import base_of
 from strategies.opinfo.samples.argument_spellings import Variation, equivalent_dim, with_value
 from strategies.opinfo.samples.branches import argument_branches, branches, extent_branches, tied_ones
+from strategies.opinfo.samples.conversions import as_complex, converted
 from strategies.opinfo.samples.dim_numbers import batch_dims, batch_dims_of_gradients, dim_numbers
 from strategies.opinfo.samples.index_classes import bounds, index_lists, left_out
 
@@ -127,24 +128,11 @@ _WHOLE = {"beta": 2, "alpha": 3}
 
 
 def _cast_call(which: tuple[int, ...], dtype: torch.dtype, call: Call) -> Call | None:
-    changed = _changed(which, partial(_converted, dtype=dtype), call)
+    changed = _changed(which, partial(converted, dtype=dtype), call)
     if changed is None or any(tensor.is_floating_point() or tensor.is_complex() for tensor in changed.tensors):
         return changed
     whole = {name: _WHOLE[name] for name, given in changed.values.items() if name in _WHOLE and given != 1}
     return Call.of(changed.op, {**changed.values, **whole}) if whole else changed
-
-
-def _converted(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None:
-    """Return a tensor of another dtype with different values: small integers but 0, or bools of both kinds."""
-    if not tensor.is_floating_point():
-        return None
-    if dtype == torch.bool:
-        return tensor > tensor.nan_to_num().mean()
-    if dtype.is_floating_point:
-        return tensor.to(dtype)
-    whole = (3 * tensor.nan_to_num(0.0, 3.0, -3.0)).round().clamp(-4, 4)
-    whole = (whole if dtype.is_signed else whole.abs()).to(dtype)
-    return torch.where(whole == 0, torch.ones_like(whole), whole)  # a division by 0 is a special value
 
 
 def complex_numbers(call: Call) -> Iterator[Variation]:
@@ -158,19 +146,12 @@ def complex_numbers(call: Call) -> Iterator[Variation]:
         given = call.values.get(parameter.name, parameter.default)
         if "number" in parameter.type and isinstance(given, int | float) and not isinstance(given, bool):
             yield Variation(f"{parameter.name} is complex", partial(_with_complex, floating, parameter.name))
-    yield Variation("complex tensors", partial(_changed, floating, _as_complex))
+    yield Variation("complex tensors", partial(_changed, floating, as_complex))
 
 
 def _with_complex(which: tuple[int, ...], name: str, call: Call) -> Call | None:
-    changed = _changed(which, _as_complex, call)
+    changed = _changed(which, as_complex, call)
     return None if changed is None else with_value(changed, name, 0.5 - 1j)
-
-
-def _as_complex(tensor: torch.Tensor) -> torch.Tensor | None:
-    """Return a tensor with the elements as real parts, and other ones as imaginary parts."""
-    if not tensor.is_floating_point() or tensor.dtype not in (torch.float32, torch.float64):
-        return None
-    return torch.complex(tensor, tensor.flatten().roll(1).reshape(tensor.shape) + 1)
 
 
 # ---------------------------------------------------------------------------------------------------------------- sizes
@@ -251,10 +232,10 @@ def narrower(call: Call) -> Iterator[Variation]:
         if count > 2:
             change = partial(_changed, tuple(range(1, count)), partial(_narrower, dim=dim))
             yield Variation(f"dim {dim} of all but the first is narrower", change)
-        yield _resized(count - 1, dim, "is narrower", _narrower)
-    for number in range(count - 1):
-        for dim in dims:
+        for number in range(1, count):
             yield _resized(number, dim, "is narrower", _narrower)
+    for dim in dims:
+        yield _resized(0, dim, "is narrower", _narrower)
 
 
 def empty(call: Call) -> Iterator[Variation]:
@@ -443,7 +424,7 @@ _CHECKED_HELPERS = ("_fft_r2c", "_fft_c2c")
 
 
 def several_dims(call: Call) -> Iterator[Variation]:
-    """Yield the first two dims in place of a list of dims; where they go, a dim behind them moves by two.
+    """Yield the first two dims, and all, in place of a list; where two go, a dim behind them moves by two.
 
     Results keep no dims that are reduced, because nothing moves then.
     """
@@ -454,8 +435,9 @@ def several_dims(call: Call) -> Iterator[Variation]:
     kept = {one.name: False for one in parameters(call.op) if one.name == "keepdim"}
     for parameter in parameters(call.op):
         if parameter.name in _NAMES_OF_DIMS and "List[int]" in parameter.type:
-            values = {parameter.name: [0, 1], **kept}
-            yield Variation("the first two dims", partial(_with_values, values))
+            yield Variation("the first two dims", partial(_with_values, {parameter.name: [0, 1], **kept}))
+            every = [*range(call.tensors[0].ndim)]
+            yield Variation("all dims", partial(_with_values, {parameter.name: every, **kept}))
 
 
 _USUAL_DIMS = 3
@@ -573,13 +555,13 @@ INPUT_CLASSES = (
     InputClass("fewer dims", fewer_dims, 3),
     InputClass("extents of 1", ones, 3),
     InputClass("wider", wider, 2, samples=3),
-    InputClass("narrower", narrower, 9),
+    InputClass("narrower", narrower, 12),
     InputClass("empty", empty, 3),
     InputClass("factory sizes", factory_sizes, 2),
     InputClass("pooled sizes", pooled_sizes, 3),
     InputClass("negative dims", negative_dims, 3),
     InputClass("other dims", other_dims, 3),
-    InputClass("several dims", several_dims, 1),
+    InputClass("several dims", several_dims, 2),
     InputClass("flags", flags, 3),
     InputClass("numbers of dims", numbers_of_dims, 4),
     InputClass("lengths of lists", list_lengths, 2, samples=3),
