@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import combinations
 from typing import NamedTuple
@@ -116,7 +116,7 @@ def _flags(call: Call) -> Iterator[_Value]:
             yield _Value(Variation(label, partial(_with_values, values)), named=True, infinite=False)
 
 
-def _with_values(values: dict[str, object], call: Call) -> Call | None:
+def _with_values(values: Mapping[str, object], call: Call) -> Call | None:
     return Call.of(call.op, {**call.values, **values})
 
 

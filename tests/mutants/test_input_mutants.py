@@ -197,9 +197,41 @@ def first_dim_alone_adds_up(op: Any, args: Any, kwargs: Any) -> list[list[Any]]:
     return claims
 
 
+def sources_as_wide(op: Any, args: Any, kwargs: Any) -> list[list[Any]]:
+    """Claim shards of a tensor and of what is scattered, where both have one extent, whatever the index has."""
+    ndim, source = len(args[0].shape), args[3].shape
+    return [[Shard(dim)] * 4 for dim in range(ndim) if dim != args[1] % ndim and args[0].shape[dim] == source[dim]]
+
+
+def last_two_dims_alone(op: Any, args: Any, kwargs: Any) -> list[list[Any]]:
+    """Claim shards of any dim but the last two of those that are transformed."""
+    ndim = len(args[0].shape)
+    used = {dim % ndim for dim in args[1][-2:]}
+    return [[Shard(dim)] * 2 for dim in range(ndim) if dim not in used]
+
+
+def doubled_products_add_up(op: Any, args: Any, kwargs: Any) -> list[list[Any]]:
+    """Claim that half of a product is pending, where the columns are twice the rows."""
+    rows, columns = args[0].shape[0], args[1].shape[1]
+    return [[SUM, Replicate(), Shard(0)]] if columns == 2 * rows else []
+
+
+def slopes_above_minus_one(op: Any, args: Any, kwargs: Any) -> list[list[Any]]:
+    """Claim that a maximum goes through a product with a number above -1."""
+    number = args[1] if isinstance(args[1], int | float) else 1
+    return [[Partial("max"), Partial("max")]] if -1 < number < 1 else []
+
+
 @pytest.mark.parametrize(
     ("op", "rules", "kind"),
     [
+        ("aten.scatter.src", sources_as_wide, "of tensor 1 is narrower"),
+        ("aten._fft_c2c.default", last_two_dims_alone, "all dims"),
+        ("aten.mm.default", doubled_products_add_up, "extent 1 is 10"),
+        ("aten.mul.Scalar", slopes_above_minus_one, "other is -0.5"),
+        ("aten.sqrt.default", sum_passes_if(lambda meta: meta.dtype == torch.int8), " as torch.int8"),
+        ("aten.exp.default", sum_passes_if(lambda meta: meta.stride[1:2] == (1,) and len(meta.shape) == 4), "4 dims, "),
+        ("aten.sigmoid.default", sum_passes_if(lambda meta: meta.shape.numel() > 1 << 14), "1024 times as large"),
         ("aten.native_layer_norm_backward.default", first_dim_alone_adds_up, "4 dims"),
         ("aten.diagonal.default", one_column_has_one_diagonal, "extent 0 is 1"),
         ("aten.tanh.default", sum_passes_if(lambda meta: meta.shape[:1] == (11,)), "is 11"),

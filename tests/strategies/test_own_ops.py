@@ -125,6 +125,12 @@ for op in (scale, softmax, attend, bump_, noise, secret, named):
 total.register_fake(lambda x, dim: x.sum(dim))
 pick.register_fake(lambda table, ids, rows: table.new_empty(ids.shape[0], table.shape[1]))
 peaks.register_fake(lambda x: x.new_empty(x.shape[0], x.shape[1] // 32))
+LIBRARY.define("flagged(Tensor x, bool center, bool scale) -> Tensor")
+LIBRARY.impl(
+    "flagged",
+    lambda x, center, scale: (x - x.mean(0) * center) / (1 + x.abs().sum(0) * scale),
+    "CompositeExplicitAutograd",
+)
 LIBRARY.define("mixed(Tensor[] parts, *, Tensor scale, Tensor? bias=None) -> Tensor[]")
 LIBRARY.impl(
     "mixed",
@@ -219,6 +225,10 @@ def rules_of_folded(mean: bool) -> list[tuple[list[object], list[object]]]:
     return [([R], [R, None]), ([Partial("sum")], [S(0), None])]
 
 
+def rules_of_both_or_none(center: bool, scale: bool) -> list[tuple[list[object], list[object]]]:
+    return [([R], [R, None, None]), *([([S(0)], [S(0), None, None])] if center == scale else [])]
+
+
 @pytest.mark.usefixtures("rules_taken_back")
 @pytest.mark.parametrize(
     ("name", "rules", "given", "found"),
@@ -229,6 +239,7 @@ def rules_of_folded(mean: bool) -> list[tuple[list[object], list[object]]]:
         ("converted", rules_of_converted, (torch.float64,), "dtype is torch.int64"),
         ("leaky", rules_of_leaky, (0.1,), "slope is 0.75"),
         ("folded", rules_of_folded, (False,), "mean is True"),
+        ("flagged", rules_of_both_or_none, (False, False), "center is True, scale is True"),
     ],
 )
 def test_a_rule_that_is_wrong_for_another_argument_than_that_of_the_examples_is_found(
@@ -236,7 +247,7 @@ def test_a_rule_that_is_wrong_for_another_argument_than_that_of_the_examples_is_
 ) -> None:
     op = f"test_own_ops.{name}.default"
     verifier.samples(op)(lambda: [(torch.randn(8, 6), *given)])
-    register_sharding(getattr(OPS, name).default)(lambda x, argument=None: rules(argument))
+    register_sharding(getattr(OPS, name).default)(lambda x, *others: rules(*others))
     checked = (check_sample(sample, QUICK) for sample in own_samples(op, SampleOptions(torch.float64)))
     refuted = {report.origin.partition("call 0, ")[2] for report in checked if report.wrong}
     assert found in refuted
