@@ -102,6 +102,33 @@ def test_a_rule_for_one_number_of_ranks_alone_is_found_out_there(ranks: int) -> 
         assert found(BEYOND) == {("P(sum) -> P(sum)", str(ranks))}
 
 
+@pytest.mark.parametrize("shape", [(2, 3), (2, 2, 2)])
+def test_a_rule_for_a_mesh_of_other_dims_is_found_out_there(shape: tuple[int, ...]) -> None:
+    def strategy(schema: OpSchema) -> OpStrategy:
+        given, mesh = schema.args_schema[0], schema.get_mesh_from_args()
+        wrong: list[Rule] = [[SUM, SUM]] if mesh.shape == shape else []
+        return expand_to_full_mesh_op_strategy(mesh, schema, [*alike(2, dims(given)), *wrong])  # type: ignore[arg-type]
+
+    def found(beyond: tuple[MeshSpec, ...]) -> set[str]:
+        options = CheckOptions((MeshSpec((2,)), MeshSpec((3,)), MeshSpec((2, 2))), claims_only=True, beyond=beyond)
+        reports = [check_sample(sample, options) for sample in samples("aten.exp.default", 2)]
+        return {wrong.mesh for report in reports for wrong in report.wrong}
+
+    with replaced_strategy(aten.exp.default):
+        register_op_strategy(aten.exp.default)(strategy)
+        assert found(()) == set()
+        assert found(BEYOND) == {"x".join(map(str, shape))}
+
+
+def test_a_strategy_that_is_not_told_the_mesh_is_not_tried_on_meshes_of_other_dims() -> None:
+    def combinations(beyond: tuple[MeshSpec, ...]) -> int:
+        options = CheckOptions((MeshSpec((2,)), MeshSpec((2, 2))), claims_only=True, beyond=beyond)
+        return sum(check_sample(sample, options).runs for sample in samples("aten.exp.default", 2))
+
+    with replaced_strategy(aten.exp.default, lambda op, args, kwargs: [[Shard(d)] * 2 for d in dims(args[0])]):
+        assert combinations(BEYOND) == combinations(())
+
+
 def test_a_rule_for_several_mesh_dims_alone_is_found_out_though_no_product_of_rules_is_the_same() -> None:
     def strategy(schema: OpSchema) -> OpStrategy:
         given, mesh = schema.args_schema[0], schema.get_mesh_from_args()

@@ -18,6 +18,7 @@ from torch.distributed.tensor.placement_types import Placement
 
 from verifier.core.call_text import describe_call, kind_of_call
 from verifier.core.case import MeshSpec
+from verifier.core.ops import resolve
 from verifier.records.schema import MissingRuleRecord, TransferRecord
 from verifier.rules.explore import Exploration
 from verifier.rules.ledger import Ledger
@@ -27,7 +28,10 @@ from verifier.rules.results import Rule, SampleReport
 from verifier.rules.sample_on_mesh import CALL_ERRORS, SampleOnMesh
 from verifier.rules.samples import Sample
 from verifier.rules.stale import stale_decisions
+from verifier.torch_internals.amending.propagation import is_torchs
+from verifier.torch_internals.names import OpOverload
 from verifier.torch_internals.placements import Combination, masked_extent, placement_text
+from verifier.torch_internals.registries import sees_mesh
 
 __all__ = ["DRAWS_FOR_MISSING", "CheckOptions", "Position", "check_sample", "places_of"]
 
@@ -88,7 +92,7 @@ def _check(ledger: Ledger) -> None:
             if isinstance(place, Exploration) and (largest is None or elements >= largest[0]):
                 largest = elements, place
     for number, mesh in enumerate(options.beyond, len(options.meshes)):
-        for size in sorted({0, options.sizes - 1}):
+        for size in sorted({0, options.sizes - 1}) if mesh.ndim == 1 or _may_depend_on_mesh(ledger) else ():
             _check_beyond(ledger, mesh, number, size)
     ledger.settle()
     if largest is not None and not options.claims_only:
@@ -100,11 +104,20 @@ def _check_beyond(ledger: Ledger, mesh: MeshSpec, number: int, size: int) -> Non
     if case is None:
         return
     try:
-        place = Exploration(ledger, case, mesh, number, size)
+        place = (Exploration if mesh.ndim == 1 else Products)(ledger, case, mesh, number, size)
     except CALL_ERRORS:
         return
     with closing(place):
-        place.run_unjudged()
+        if isinstance(place, Exploration):
+            place.run_unjudged()
+        else:
+            place.try_claims()
+
+
+def _may_depend_on_mesh(ledger: Ledger) -> bool:
+    """Return whether the strategy of a sample's op is one of the user's that is told the mesh."""
+    op = resolve(f"torch.ops.{ledger.sample.op}")
+    return isinstance(op, OpOverload) and sees_mesh(op) and not is_torchs(op)
 
 
 def places_of(ledger: Ledger, most: int) -> Iterator[SampleOnMesh]:

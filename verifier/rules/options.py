@@ -45,8 +45,9 @@ class CheckOptions:
     emptied
         If ``blank``, a rank may be without elements of a sharded dim of at most this extent; of any if it is None.
     beyond
-        Meshes of one dim on which only those claims are tried that DTensor makes on none of ``meshes``: a strategy that
-        looks at the number of ranks may have a rule for 4 alone.
+        Meshes that only strategies of the user's are tried on. Of those with one dim, only the claims are tried that
+        DTensor makes on none of ``meshes``: a strategy that looks at the number of ranks may have a rule for 4 alone.
+        Those with several dims are left out if the strategy is not told the mesh.
     asked
         Input placements, as text and on one mesh dim: DTensor is asked at these alone, if there are any.
     """

@@ -66,7 +66,16 @@ class Products(SampleOnMesh):
         ]
 
     def run(self) -> None:
-        """Try claims on a mesh of several dims: products of rules that hold on one, whatever DTensor makes of them."""
+        """Try claims on a mesh of several dims, and note the products of rules that DTensor does not claim."""
+        unclaimed = self.try_claims()
+        if not self.ledger.options.claims_only and self.handled is None:
+            self._note_missing([one for one in unclaimed if self._may_be_missing(*one)])
+
+    def try_claims(self) -> list[tuple[Combination, Combination]]:
+        """Try products of rules that hold on one mesh dim, whatever DTensor makes of them; return the unclaimed ones.
+
+        Other combinations that DTensor claims are tried, too.
+        """
         ledger = self.ledger
         next(self.draws(), None)  # the first one that came upon no infinity, if there is any
         unclaimed: list[tuple[Combination, Combination]] = []
@@ -87,8 +96,7 @@ class Products(SampleOnMesh):
             self.try_claim(claim, None)
             ledger.report.runs += 1
             ledger.report.combinations += 1
-        if not ledger.options.claims_only and self.handled is None:
-            self._note_missing([one for one in unclaimed if self._may_be_missing(*one)])
+        return unclaimed
 
     def _may_be_missing(self, inputs: Combination, outputs: Combination) -> bool:
         """Return whether DTensor might claim a product: not of unlike Partials, or where a rank has no elements."""

@@ -41,6 +41,7 @@ __all__ = [
     "replaced_sharded_op",
     "replaced_strategy",
     "replicated_rule",
+    "sees_mesh",
     "takes_filters",
 ]
 
@@ -85,6 +86,12 @@ def by_register_sharding(op: object) -> bool:
     strategy = DTensor._op_dispatcher.sharding_propagator.op_strategy_funcs.get(op)  # type: ignore[call-overload]
     module = getattr(getattr(strategy, "func", None), "__module__", "")
     return str(module).startswith(register_sharding.__module__)  # the private module of the public name
+
+
+def sees_mesh(op: OpOverload) -> bool:
+    """Return whether the rules of ``op`` come from a function that is told the mesh, so that they may depend on it."""
+    _, prop_rules, strategies, of_one_mesh_dim = registries_of_rules()
+    return op not in of_one_mesh_dim and (op in prop_rules or op in strategies)
 
 
 _of_the_user: dict[OpOverload, tuple[object, ...]] = {}

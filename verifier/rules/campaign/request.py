@@ -40,8 +40,11 @@ __all__ = [
 
 DEFAULT_WORLD_SIZES = (2, 3)
 DEFAULT_PRODUCT_MESHES = ("2x2",)
-BEYOND = (MeshSpec((4,)), MeshSpec((8,)))
-"""Where, of strategies of one's own, only rules are tried that they have for no default mesh."""
+BEYOND = tuple(map(MeshSpec, ((4,), (6,), (8,), (2, 3), (2, 2, 2))))
+"""Where strategies of one's own are tried: on one mesh dim only the rules that they have for no default mesh.
+
+On several mesh dims only strategies are tried that are told the mesh.
+"""
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
 MAX_SIZES = 5
 MAX_JOBS = 256
