@@ -80,7 +80,7 @@ def why_not_testable(call: Call) -> str:
     base = stem(base_of(str(call.op))) if call.op.namespace in ("aten", "prims") else ""
     if base in UNINITIALISED:
         return "uninitialised memory"
-    if (torch.Tag.nondeterministic_seeded in call.op.tags and not _drops_nothing(call)) or base in RANDOM_BASES:
+    if (torch.Tag.nondeterministic_seeded in call.op.tags or base in RANDOM_BASES) and not _draws_nothing(call):
         return "random"
     before = torch.get_rng_state()
     first, second = attempt(call), attempt(call)
@@ -92,12 +92,16 @@ def why_not_testable(call: Call) -> str:
     return ""
 
 
-def _drops_nothing(call: Call) -> bool:
-    """Return whether an op draws random numbers for a dropout alone, of whose probability this call makes 0."""
+def _draws_nothing(call: Call) -> bool:
+    """Return whether a call draws no random numbers: its dropout has the probability 0, or it is not for training."""
     return any(
-        parameter.name == "dropout_p" and call.values.get(parameter.name, parameter.default) == 0
+        (parameter.name == "dropout_p" and call.values.get(parameter.name, parameter.default) == 0)
+        or (parameter.name in _TRAINING and call.values.get(parameter.name, parameter.default) is False)
         for parameter in parameters(call.op)
     )
+
+
+_TRAINING = ("train", "training")
 
 
 # --------------------------------------------------------------------------------------------------------------- fills
