@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 import torch
+from torch._decomp import decomposition_table
 from torch._ops import OpOverload
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor import _decompositions as decompositions
@@ -163,8 +164,8 @@ def numbers_refused(wrong: Callable[[object], bool], why: str) -> Iterator[None]
             raise NotImplementedError(f"{op} {why}")
         return op(*args, **kwargs)
 
-    takers = (op for op in registered_overloads() if any("number" in str(one.type) for one in op._schema.arguments))
-    with layered(takers, handler):
+    known = {*registered_overloads(), *(op for op in decomposition_table if isinstance(op, OpOverload))}
+    with layered((op for op in known if any("number" in str(one.type) for one in op._schema.arguments)), handler):
         yield
 
 
