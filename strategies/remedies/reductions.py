@@ -85,6 +85,17 @@ def _counts_bools(decision: Decision) -> bool:
     return source.dtype == torch.bool and dtype not in (None, torch.bool) and is_partial(source, "sum")
 
 
+def _converts_parts(decision: Decision) -> bool:
+    """Return whether the parts of a tensor are made integers or bools."""
+    source, dtype = decision.args[0], decision.argument(1, "dtype", None)
+    return (
+        isinstance(dtype, torch.dtype)
+        and dtype != source.dtype
+        and not dtype.is_floating_point
+        and any(map(is_partial, decision.inputs))
+    )
+
+
 def _drops_imaginary_parts(decision: Decision) -> bool:
     """Return whether a cast takes real parts of complex factors, or rounds real parts of parts."""
     source, dtype = decision.args[0], decision.kwargs.get("dtype")
@@ -216,6 +227,14 @@ REMEDIES = (
         "pass no P(sum) of bools through a cast to numbers (_to_copy_single_dim_strategy in _ops/_tensor_ops.py)",
         lambda: vetoed(_names("_to_copy.default"), _counts_bools),
         _names("_to_copy.default"),
+        VALUES,
+    ),
+    Remedy(
+        "casts-in-inference-mode",
+        "pass no partial placement through a conversion to integers or bools by aten.to.dtype, of which DTensor is "
+        "asked in inference mode (all_partial_preserving_unary_ops in _ops/_pointwise_ops.py)",
+        lambda: vetoed(_names("to.dtype"), _converts_parts),
+        _names("to.dtype"),
         VALUES,
     ),
     Remedy(

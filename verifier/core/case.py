@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from verifier.torch_internals.placements import Combination, Placements
 
-__all__ = ["BACKENDS", "MOST_RANKS", "Backend", "MeshSpec", "OpCase", "Trial"]
+__all__ = ["BACKENDS", "IN_INFERENCE_MODE", "MOST_RANKS", "Backend", "MeshSpec", "OpCase", "Trial"]
 
 Backend = Literal["simulated", "gloo", "nccl"]
 BACKENDS: tuple[Backend, ...] = ("simulated", "gloo", "nccl")
@@ -96,6 +96,10 @@ class MeshSpec:
         return cls(shape, backend, device, bool(plus))
 
 
+IN_INFERENCE_MODE = "whole in inference mode"
+"""The tag of cases whose call is made in inference mode."""
+
+
 @dataclass(frozen=True, eq=False)
 class OpCase:
     """A concrete local call, with values.
@@ -124,6 +128,11 @@ class OpCase:
     family: str = ""
     exact: bool = True
     tags: frozenset[str] = frozenset()
+
+    @property
+    def in_inference_mode(self) -> bool:
+        """Whether the call is made in inference mode, where a composite op reaches DTensor whole."""
+        return IN_INFERENCE_MODE in self.tags
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 
 import torch
@@ -174,7 +174,7 @@ class _Steps:
                 before = [{r: v.to("cpu", copy=True) for r, v in local_shards(t).locals.items()} for t in inputs]
 
         result: list[object] = []
-        with self.dtensor(Phase.FORWARD):
+        with self.dtensor(Phase.FORWARD), torch.inference_mode() if trial.case.in_inference_mode else nullcontext():
             self.inject_fault()
             result.append(resolve(trial.case.call)(*args, **kwargs))
         outputs = self.outputs(result, inputs)

@@ -272,6 +272,7 @@ def render_script(trial: Trial, verdict: Verdict, memory_limit: int | None = Non
         cotangents=cotangents,
         source=stand_in_source(case) + program_source(path),
         call=call,
+        inference=case.in_inference_mode,
         asked=f"[{', '.join(map(str, asked))}]" if any(asked) else "",
         strides=promises_strides(case),
         opaque=has_opaque_results(case.op),

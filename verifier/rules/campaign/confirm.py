@@ -11,8 +11,9 @@ from dataclasses import dataclass, field, replace
 
 from torch.distributed.tensor import Replicate
 
-from verifier.core.case import MeshSpec, Trial
+from verifier.core.case import IN_INFERENCE_MODE, MeshSpec, Trial
 from verifier.core.observation import Observation
+from verifier.core.ops import resolve
 from verifier.core.verdict import CLASSES, Phase, Verdict, VerdictKind
 from verifier.findings.attribution import Attribution, passed_again, unmended
 from verifier.findings.failures import Failure, Runner, first_error
@@ -44,6 +45,8 @@ from verifier.rules.campaign.collect import wrong_record
 from verifier.rules.campaign.defects import base_op, class_of, defect_key
 from verifier.rules.campaign.outcomes import Outcomes
 from verifier.rules.results import WrongRule
+from verifier.torch_internals.names import OpOverload
+from verifier.torch_internals.ops import is_composite
 
 __all__ = ["Confirmer"]
 
@@ -179,12 +182,12 @@ class Confirmer:
 
     def _attempts(self, run: Runner, wrong: WrongRule, most: int = ATTEMPTS) -> list[Failure]:
         """Return the outcomes of the attempts to show a wrong rule, up to and including the first that shows it."""
-        trial = _on_gloo(load_trial(wrong.trial))
         tried: list[Failure] = []
-        for attempt in range(most):
-            tried.append(self._outcome(run, replace(trial, seed=trial.seed + 7919 * attempt)))
-            if shows(wrong, tried[-1]):
-                break
+        for trial in _ways(_on_gloo(load_trial(wrong.trial))):
+            for attempt in range(most):
+                tried.append(self._outcome(run, replace(trial, seed=trial.seed + 7919 * attempt)))
+                if shows(wrong, tried[-1]):
+                    return tried
         return tried
 
     def _confirm(self, wrong: WrongRule, family: str, tried: Sequence[Failure]) -> WrongRuleRecord:
@@ -257,14 +260,18 @@ class Confirmer:
         return records
 
     def _harm(self, wrong: WrongRule) -> Failure | None:
-        """Return the failure of two calls in a row that both pass if each of them is made twice; None if they pass."""
+        """Return the failure of two calls in a row that do not fail if each of them is made twice; None if they pass.
+
+        One of the two may show nothing, such as a product with 0.
+        """
         both, *controls = (_on_gloo(load_trial(record)) for record in (wrong.trial, *wrong.controls))
         for attempt in range(STALE_ATTEMPTS):
             seed = both.seed + 7919 * attempt
             failure = self._run(replace(both, seed=seed))
             if failure.verdict.kind.bad:
-                passes = all(self._run(replace(one, seed=seed)).verdict.kind is VerdictKind.PASS for one in controls)
-                return failure if passes else None
+                alone = {self._run(replace(one, seed=seed)).verdict.kind for one in controls}
+                fine = VerdictKind.PASS in alone and alone <= {VerdictKind.PASS, VerdictKind.INCONCLUSIVE}
+                return failure if fine else None
         return None
 
     def _run(self, trial: Trial) -> Failure:
@@ -391,6 +398,15 @@ class Confirmer:
         """Return that ranks showed ``failure``, and in which run if it was an earlier one."""
         earlier = self._outcomes.run_of(failure.trial)
         return ConfirmationRecord(CONFIRMED, "gloo", failure.trial.mesh.world_size, earlier and f"in run {earlier}")
+
+
+def _ways(trial: Trial) -> list[Trial]:
+    """Return a trial, and for a composite op the same in inference mode: else autograd decomposes it before DTensor."""
+    case = trial.case
+    op = resolve(case.call)
+    if not (isinstance(op, OpOverload) and is_composite(op)):
+        return [trial]
+    return [trial, replace(trial, case=replace(case, tags=case.tags | {IN_INFERENCE_MODE}))]
 
 
 def _on_gloo(trial: Trial) -> Trial:
