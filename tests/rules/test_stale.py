@@ -15,7 +15,7 @@ import strategies.opinfo.second_calls  # noqa: F401 - declares second calls
 from strategies.opinfo.programs import called_both_ways
 from verifier.core.case import MeshSpec, OpCase, Trial
 from verifier.core.observation import Fate, Observation, ProcessReport, Raised
-from verifier.core.verdict import Phase, VerdictKind
+from verifier.core.verdict import Phase, Verdict, VerdictKind
 from verifier.gate.baseline import Baseline
 from verifier.programs import needs_fresh_caches, second_calls
 from verifier.records.schema import FAILS
@@ -193,6 +193,32 @@ def test_only_calls_that_pass_when_made_twice_blame_the_cache(
         assert "the key of DTensor's cache leaves out dims" in finding.message
     record = op_record([checked(RuntimeSchemaInfo())], records, [], [], [])
     assert "aten.flip.default: S(1) -> S(1)" in record.confirmed, "a stale decision refuted a true rule"
+
+
+@pytest.mark.parametrize(
+    ("kinds", "blamed"),
+    [
+        ((VerdictKind.PASS, VerdictKind.PASS), True),
+        ((VerdictKind.INCONCLUSIVE, VerdictKind.PASS), True),
+        ((VerdictKind.INCONCLUSIVE, VerdictKind.INCONCLUSIVE), False),
+        ((VerdictKind.PASS, VerdictKind.UNSUPPORTED), False),
+    ],
+)
+def test_one_of_two_calls_may_show_nothing_when_made_twice(
+    kinds: tuple[VerdictKind, ...], blamed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(confirm, "run_script", lambda source: (FAILS, ""))
+    alone: list[VerdictKind] = []
+
+    def judge(observation: Observation, reference: object) -> Verdict:
+        if observation.trial.case.args[1]:  # type: ignore[index]
+            alone[:] = kinds
+            return Verdict(VerdictKind.WRONG_VALUE, "it is stale", Phase.FORWARD, "output 1")
+        return Verdict(alone.pop(0))
+
+    monkeypatch.setattr(confirm, "judge", judge)
+    confirmer = Confirmer(lambda trial: observed(trial, raises=False), Baseline(), ["opinfo"])
+    assert bool(confirmer.confirm_stale(stale_of_flip()[:1], "opinfo")) == blamed
 
 
 def test_decisions_that_do_no_harm_are_no_accusation() -> None:

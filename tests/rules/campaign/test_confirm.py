@@ -243,6 +243,23 @@ def test_what_no_remedy_mends_is_new_though_causes_look_like_it_and_like_each_ot
     assert (record.fingerprint, record.known) == (unlike(unlike(name)), False)
 
 
+@pytest.mark.parametrize(("op", "whole"), [("matmul.default", True), ("mm.default", False)])
+def test_a_rule_of_a_composite_op_is_shown_in_inference_mode(op: str, whole: bool) -> None:
+    tried: list[bool] = []
+
+    def run(trial: Trial) -> Observation:
+        tried.append(trial.case.in_inference_mode)
+        done = tuple(ProcessReport((rank,), Phase.DONE) for rank in (0, 1))
+        return fails(trial) if trial.case.in_inference_mode else Observation(trial, Fate.COMPLETED, done)
+
+    case = OpCase(f"aten.{op}", f"torch.ops.aten.{op}", (torch.ones(4, 4), torch.ones(4, 4)), family="opinfo")
+    trial = trial_record(Trial(case, FLAT, ((Shard(0),), (Replicate(),))))
+    accused = replace(wrong(op, "S(0), R", "S(1)", FLAT, ((Shard(0),),)), trial=trial)
+    confirmer = Confirmer(run, Baseline(), ["opinfo"])
+    (record,) = confirmer.confirm([(accused, "opinfo")])
+    assert bool(record.fingerprint) == (True in tried) == whole
+
+
 def test_records_and_findings_do_not_depend_on_the_number_of_lanes() -> None:
     class Scripted(PoolSet):
         def run_alone(self, trial: Trial) -> Observation:
