@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import combinations
@@ -13,7 +14,7 @@ import torch
 from strategies.opinfo.calls.call import Call
 from strategies.opinfo.calls.running import accepts
 from strategies.opinfo.samples.argument_spellings import Variation, with_value
-from strategies.opinfo.samples.branches import branches, claimed, extent_branches, kinds_of, near_numbers
+from strategies.opinfo.samples.branches import branches, claimed, extent_branches, near_numbers
 from verifier.torch_internals.amending.propagation import rule_function
 from verifier.torch_internals.amending.rule_code import constants_of_op, constants_of_rule
 from verifier.torch_internals.names import OpOverload
@@ -28,6 +29,7 @@ _MOST_DIMS = 5
 _MOST_FLAGS = 3
 """Of so many flags all choices are tried."""
 
+_DIM = re.compile(r"S\((\d+)\)")
 Constants = tuple[int | float | str, ...]
 
 
@@ -163,11 +165,12 @@ def _lists(given: Sequence[object]) -> Iterator[list[object]]:
 def _numbers_of_dims(call: Call) -> Iterator[Variation]:
     """Yield the call with more or fewer dims in front, if the op takes it and its rules branch on their number.
 
-    An op may take a number of dims that nobody means. So calls are left out at which the rules raise, or claim nothing
-    of another kind.
+    An op may take a number of dims that nobody means. So calls are left out at which the rules raise, or claim only
+    what they claim of the given call, with dims counted from either end.
     """
     most = max((tensor.ndim for tensor in call.tensors), default=0)
-    usual = kinds_of(claimed(call))
+    usual = claimed(call)
+    from_the_end = {_shifted(rule, -most) for rule in usual}
     for ndim in range(_MOST_DIMS + 1):
         for everywhere in (False, True):
             variation = Variation(f"{ndim} dims", partial(_with_dims, ndim - most, most, everywhere))
@@ -175,9 +178,16 @@ def _numbers_of_dims(call: Call) -> Iterator[Variation]:
             if changed is None or not accepts(changed):
                 continue
             rules = claimed(changed)
-            if not _raises(rules) and kinds_of(rules) - usual:
+            if not _raises(rules) and any(
+                rule not in usual and _shifted(rule, -ndim) not in from_the_end for rule in rules
+            ):
                 yield variation
                 break
+
+
+def _shifted(rule: str, by: int) -> str:
+    """Return a rule with another number in each shard."""
+    return _DIM.sub(lambda found: f"S({int(found[1]) + by})", rule)
 
 
 def _with_dims(more: int, most: int, everywhere: bool, call: Call) -> Call | None:

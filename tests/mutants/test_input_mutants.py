@@ -222,9 +222,16 @@ def slopes_above_minus_one(op: Any, args: Any, kwargs: Any) -> list[list[Any]]:
     return [[Partial("max"), Partial("max")]] if -1 < number < 1 else []
 
 
+def columns_on_one_side(op: Any, args: Any, kwargs: Any) -> list[list[Any]]:
+    """Claim shards of the columns of a system, which stand apart where the factors are on the left, or are adjoint."""
+    apart = kwargs.get("left", True) or kwargs.get("adjoint", False)
+    return [[Shard(1), Replicate(), Replicate(), Shard(1)]] if apart and len(args[2].shape) == 2 else []
+
+
 @pytest.mark.parametrize(
     ("op", "rules", "kind"),
     [
+        ("aten.linalg_lu_solve.default", columns_on_one_side, "the last matrix transposed"),
         ("aten.scatter.src", sources_as_wide, "of tensor 1 is narrower"),
         ("aten._fft_c2c.default", last_two_dims_alone, "all dims"),
         ("aten.mm.default", doubled_products_add_up, "extent 1 is 10"),

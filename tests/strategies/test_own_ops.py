@@ -200,6 +200,20 @@ def test_dims_of_every_number_are_tried_for_a_strategy_that_asks_for_them() -> N
     assert wrong("total")
 
 
+@pytest.mark.usefixtures("rules_taken_back")
+@pytest.mark.parametrize(("last_too", "found"), [(True, True), (False, False)])
+def test_another_number_of_dims_is_tried_where_other_dims_are_sharded_from_either_end(
+    last_too: bool, found: bool
+) -> None:
+    def strategy(x: torch.Tensor, slope: float) -> list[object]:
+        dims = range(x.ndim if last_too and x.ndim > 3 else x.ndim - 1)
+        return [([R], [R, None]), *(([S(d)], [S(d), None]) for d in dims)]
+
+    verifier.samples("test_own_ops::leaky")(lambda: [(torch.randn(4, 3, 2), 0.5)])
+    register_sharding(OPS.leaky.default)(strategy)
+    assert ("4 dims" in labels("leaky")) == found
+
+
 def rules_of_reduced(how: str) -> list[tuple[list[object], list[object]]]:
     return [([R], [R, None]), ([Partial("sum")], [S(0), None]), ([S(0)], [S(1), None])]
 

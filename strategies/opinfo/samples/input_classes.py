@@ -6,7 +6,7 @@ Only what DTensor claims is tried of such calls, because a rule that is missing 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import zip_longest
@@ -443,19 +443,35 @@ def several_dims(call: Call) -> Iterator[Variation]:
 _USUAL_DIMS = 3
 
 
-def _with_values(values: dict[str, object], call: Call) -> Call | None:
+def _with_values(values: Mapping[str, object], call: Call) -> Call | None:
     return Call.of(call.op, {**call.values, **values})
 
 
 def flags(call: Call) -> Iterator[Variation]:
-    """Yield the other choice of a flag that changes results and that callers seldom give."""
+    """Yield the other choice of a flag that changes results and that callers seldom give, then of all such flags."""
     if is_trusting(call) or any(one.out for one in parameters(call.op)):
         return
-    for parameter in parameters(call.op):
-        given = call.values.get(parameter.name, parameter.default)
-        # without accumulation, which of two values at one index wins is not defined
-        if parameter.name in _FLAGS and type(given) is bool and not (parameter.name == "accumulate" and given):
-            yield _value(parameter.name, not given)
+    given = {one.name: call.values.get(one.name, one.default) for one in parameters(call.op)}
+    # without accumulation, which of two values at one index wins is not defined
+    others = {
+        name: not value
+        for name, value in given.items()
+        if name in _FLAGS and type(value) is bool and not (name == "accumulate" and value)
+    }
+    yield from (_value(name, value) for name, value in others.items())
+    if len(others) > 1:
+        label = ", ".join(f"{name} is {value}" for name, value in others.items())
+        yield Variation(label, partial(_with_values, others))
+    if "left" in others:
+        for values in ({"left": others["left"]}, {**others}):
+            label = ", ".join(f"{name} is {value}" for name, value in values.items())
+            yield Variation(f"{label}, the last matrix transposed", partial(_on_the_other_side, values))
+
+
+def _on_the_other_side(values: Mapping[str, object], call: Call) -> Call | None:
+    """Return the call with its last matrix transposed, as a product from the other side asks for."""
+    turned = call.with_tensors((len(call.tensors) - 1,), lambda one: one.mT.contiguous() if one.ndim > 1 else None)
+    return None if turned is None else _with_values(values, turned)
 
 
 _FLAGS = ("invert", "accumulate", "include_self", "left", "adjoint", "unitriangular", "equal_nan", "log_input", "full",
@@ -562,7 +578,7 @@ INPUT_CLASSES = (
     InputClass("negative dims", negative_dims, 3),
     InputClass("other dims", other_dims, 3),
     InputClass("several dims", several_dims, 2),
-    InputClass("flags", flags, 3),
+    InputClass("flags", flags, 5),
     InputClass("numbers of dims", numbers_of_dims, 4),
     InputClass("lengths of lists", list_lengths, 2, samples=3),
     InputClass("steps", steps, 2),
