@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 
+import strategies.opinfo.second_calls  # noqa: F401 - declares second calls
 from verifier.core.case import MeshSpec, OpCase, Trial
 from verifier.core.observation import Fate, Observation, ProcessReport, Raised
 from verifier.core.verdict import Phase, VerdictKind
@@ -22,7 +23,7 @@ from verifier.gate.baseline import Baseline
 from verifier.gate.entries import BaselineEntry, Cause
 from verifier.meshes.lanes import Lanes
 from verifier.meshes.pool import Pool, PoolSet
-from verifier.records.schema import FAILS, GONE
+from verifier.records.schema import CONFIRMED, FAILS, GONE, UNCONFIRMED
 from verifier.records.values import load_trial, trial_record
 from verifier.rules.campaign import confirm
 from verifier.rules.campaign.collect import special_rules
@@ -241,6 +242,33 @@ def test_what_no_remedy_mends_is_new_though_causes_look_like_it_and_like_each_ot
     )  # fmt: skip
     (record,) = Confirmer(fails, Baseline(causes), ["opinfo"]).confirm([(ROWS, "opinfo")])
     assert (record.fingerprint, record.known) == (unlike(unlike(name)), False)
+
+
+@pytest.mark.parametrize(
+    ("own", "twice_fails", "found"), [("flip", False, True), ("neg", False, False), ("flip", True, False)]
+)
+def test_what_passes_alone_is_tried_after_another_call_of_a_strategy_of_ones_own(
+    own: str, twice_fails: bool, found: bool
+) -> None:
+    def alone(trial: Trial) -> Observation:
+        done = tuple(ProcessReport((rank,), Phase.DONE) for rank in (0, 1))
+        return Observation(trial, Fate.COMPLETED, done)
+
+    def afresh(trial: Trial) -> Observation:
+        changes = trial.case.args[1]
+        return fails(trial) if changes or twice_fails else alone(trial)
+
+    x = torch.arange(16.0).reshape(4, 4)
+    case = OpCase("aten.flip.default", "torch.ops.aten.flip.default", (x, [0]), family="opinfo")
+    accused = replace(
+        wrong("flip.default", "S(0)", "S(0)", FLAT, ((Shard(0),),)),
+        trial=trial_record(Trial(case, FLAT, ((Shard(0),),))),
+    )
+    confirmer = Confirmer(alone, Baseline(), ["opinfo"], own_rules=[f"aten.{own}.default"], afresh=afresh)
+    (record,) = confirmer.confirm([(accused, "opinfo")])
+    confirmer.settle()
+    assert [finding.verdict for finding in confirmer.findings] == [VerdictKind.STALE_CACHE] * found
+    assert record.confirmed.status == (CONFIRMED if found else UNCONFIRMED)
 
 
 @pytest.mark.parametrize(("op", "whole"), [("matmul.default", True), ("mm.default", False)])

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from itertools import islice
 
 from torch.distributed.tensor import Replicate
 
@@ -27,6 +28,7 @@ from verifier.meshes.lanes import Lanes
 from verifier.oracle.reference import make_reference
 from verifier.oracle.verdicts import judge
 from verifier.planning.boundary import refusal
+from verifier.programs import second_calls
 from verifier.records.schema import (
     CONFIRMED,
     GONE,
@@ -39,7 +41,7 @@ from verifier.records.schema import (
     KnownRecord,
     WrongRuleRecord,
 )
-from verifier.records.values import load_trial
+from verifier.records.values import load_trial, trial_record
 from verifier.rules.campaign.agreement import error_text, rule_of_any_call, shows
 from verifier.rules.campaign.collect import wrong_record
 from verifier.rules.campaign.defects import base_op, class_of, defect_key
@@ -61,6 +63,8 @@ OTHER_ATTEMPTS = 4
 """Splits to try of each further counterexample, if the smallest one is not shown."""
 STALE_ATTEMPTS = 3
 """Splits to try of each stale decision; there may be many, and most do no harm."""
+_CALLS_BEFORE = 8
+"""So many other calls are made before one that passes alone, each on ranks of its own."""
 
 
 @dataclass
@@ -103,6 +107,8 @@ class Confirmer:
         Tries the remedies of known causes; None if the baseline has none.
     outcomes
         Has the outcomes of earlier rule checks.
+    afresh
+        Runs a trial on ranks that have run nothing else.
     lanes
         Run the counterexamples of several wrong rules at a time; without them, ``run`` runs one after the other.
     """
@@ -117,7 +123,9 @@ class Confirmer:
         attribution: Attribution | None = None,
         lanes: Lanes | None = None,
         outcomes: Outcomes | None = None,
+        afresh: Runner | None = None,
     ) -> None:
+        self._afresh = afresh
         self._outcomes = outcomes or Outcomes()
         self._lanes, self._judging = lanes, threading.Lock()
         self.run, self.baseline, self.families, self.imports = run, baseline, families, imports
@@ -202,6 +210,8 @@ class Confirmer:
                 return self._accuse(replace(other, draws=wrong.draws), family, shown, self._confirmation(shown))
         if (whole := self._never_runs(failure)) is not None:
             return self._accuse(rule_of_any_call(wrong, whole), family, whole, self._confirmation(whole))
+        if (kept := self._kept_from_another_call(wrong, failure)) is not None:
+            return self._accuse(kept[0], family, kept[1], self._confirmation(kept[1]))
         seen = f"{failure.verdict.kind} {failure.verdict.message}".strip()
         return wrong_record(
             wrong, ConfirmationRecord(UNCONFIRMED, "gloo", ranks, f"on {ranks} gloo ranks it is {seen}"), "", False
@@ -221,6 +231,25 @@ class Confirmer:
         if raised is None or again is None or whole.verdict.kind is not VerdictKind.CRASH:
             return None
         return whole if error_text(raised) == error_text(again) else None
+
+    def _kept_from_another_call(self, wrong: WrongRule, failure: Failure) -> tuple[WrongRule, Failure] | None:
+        """Return how a call goes wrong after another one, if its strategy is the user's and it passes alone.
+
+        At level 1 many calls come before it. A strategy that keeps something of its own answers what it answered then.
+        """
+        trial = failure.trial
+        if self._afresh is None or wrong.rule.op not in self.own_rules or failure.verdict.kind is not VerdictKind.PASS:
+            return None
+        for again in islice(second_calls(trial.case), _CALLS_BEFORE):
+            both, *controls = (replace(trial, case=one) for one in (again.program, *again.controls))
+            made = replace(
+                wrong, verdict=VerdictKind.STALE_CACHE, left_out=again.changed, trial=trial_record(both),
+                controls=tuple(map(trial_record, controls)), others=(),
+                message=f"after a call with another {again.changed} the strategy decides as for that call",
+            )  # fmt: skip
+            if (harm := self._harm(made, self._afresh)) is not None:
+                return made, harm
+        return None
 
     def _shown(self, other: WrongRule) -> Failure | None:
         """Return the failure of a further counterexample on real processes; None if they do not show it."""
@@ -259,7 +288,7 @@ class Confirmer:
                 shown.add(op)
         return records
 
-    def _harm(self, wrong: WrongRule) -> Failure | None:
+    def _harm(self, wrong: WrongRule, run: Runner | None = None) -> Failure | None:
         """Return the failure of two calls in a row that do not fail if each of them is made twice; None if they pass.
 
         One of the two may show nothing, such as a product with 0.
@@ -267,16 +296,16 @@ class Confirmer:
         both, *controls = (_on_gloo(load_trial(record)) for record in (wrong.trial, *wrong.controls))
         for attempt in range(STALE_ATTEMPTS):
             seed = both.seed + 7919 * attempt
-            failure = self._run(replace(both, seed=seed))
+            failure = self._run(replace(both, seed=seed), run)
             if failure.verdict.kind.bad:
-                alone = {self._run(replace(one, seed=seed)).verdict.kind for one in controls}
+                alone = {self._run(replace(one, seed=seed), run).verdict.kind for one in controls}
                 fine = VerdictKind.PASS in alone and alone <= {VerdictKind.PASS, VerdictKind.INCONCLUSIVE}
                 return failure if fine else None
         return None
 
-    def _run(self, trial: Trial) -> Failure:
+    def _run(self, trial: Trial, run: Runner | None = None) -> Failure:
         """Run ``trial`` and return what came of it, which need not be a failure."""
-        failure = self._outcome(self.run, trial)
+        failure = self._outcome(run or self.run, trial)
         self._note_error(failure)
         return failure
 

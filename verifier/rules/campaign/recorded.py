@@ -7,9 +7,12 @@ import time
 import traceback
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 
+from verifier.core.case import Trial
 from verifier.core.interrupts import RunInterrupted, one_interrupt_at_a_time
+from verifier.core.observation import Observation
 from verifier.core.verdict import VerdictKind
 from verifier.core.wording import NO_SAMPLES
 from verifier.findings.attribution import Attribution
@@ -174,6 +177,11 @@ class _RulesRun:
         starter = Starter(imports, hash_seeds=seeds)
         lanes = Lanes(lambda: PoolSet(lambda key: Pool(key, imports, TRIAL_LIMIT, starter=starter)), max(1, most))
         pools = lanes.first
+
+        def afresh(trial: Trial) -> Observation:
+            with closing(PoolSet(lambda key: Pool(key, imports, TRIAL_LIMIT, starter=starter))) as new:
+                return new.run_alone(trial)
+
         baseline, attribution = self.plan.baseline, None
         outcomes = Outcomes(earlier_outcomes(self.store, header), self.writer.append, header.id)
         if baseline.causes:
@@ -181,7 +189,7 @@ class _RulesRun:
                 baseline, lambda trial, remedies: run_remedied(pools, trial, remedies), outcomes.of_trial
             )
         self.findings = Confirmer(
-            pools.run_alone, baseline, header.families, imports, header.own_rules, attribution, lanes, outcomes
+            pools.run_alone, baseline, header.families, imports, header.own_rules, attribution, lanes, outcomes, afresh
         )
         try:
             self.findings.replay_known(tried, self.plan.check.meshes if self.plan.meshes_named else ())
