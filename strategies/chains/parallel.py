@@ -1,4 +1,4 @@
-"""Programs of tensor parallelism: inputs that are kept in shards, and weights that each rank has of its own.
+"""Programs of tensor parallelism: inputs that are kept in shards, weights that each rank has of its own, checks.
 
 Each imports only torch, so that its source can stand in a reproduction.
 """
@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor, Replicate
 from strategies.chains.entry_points import named
 from verifier.planning.boundary import declares
 
-__all__ = ["resharded", "with_own_weights"]
+__all__ = ["checked_on_submeshes", "resharded", "with_own_weights"]
 
 
 def resharded(model: str, dim: int, recomputed: bool, hidden: int, /, x: torch.Tensor) -> list[torch.Tensor]:
@@ -111,5 +111,28 @@ def with_own_weights(key: str, style: str, source: int | None, /, x: torch.Tenso
     return [DTensor.from_local(one, x.device_mesh, everywhere, run_check=False) for one in wholes]
 
 
-for _program in (resharded, with_own_weights):
+def checked_on_submeshes(difference: str, /, x: torch.Tensor) -> list[torch.Tensor]:
+    """Return twice ``x``, of which ``from_local`` makes replicas on each row of the mesh, and checks them.
+
+    Parameters
+    ----------
+    difference
+        How the rows differ: their tensors have another ``shape`` or ``dtype``, or the first row is ``alone``.
+    """
+    if not isinstance(x, DTensor):
+        return [x.detach() * 2]
+    mesh: Any = x.device_mesh
+    held: Any = x.detach()
+    whole = held.full_tensor()
+    rest, row = named(mesh)["abc"[mesh.ndim - 1]], mesh.get_local_rank(0) if mesh.ndim > 1 else 0
+    local = torch.cat([whole] * (row + 1)) if difference == "shape" else whole
+    local = local.to(torch.complex128) if difference == "dtype" and row else local
+    found: Any = local
+    if difference != "alone" or not row:
+        found = DTensor.from_local(local, rest, [Replicate()], run_check=True).full_tensor()
+    found = (found.real if found.is_complex() else found)[: len(whole)].to(whole.dtype) * 2
+    return [DTensor.from_local(found.contiguous(), mesh, [Replicate()] * mesh.ndim, run_check=False)]
+
+
+for _program in (checked_on_submeshes, resharded, with_own_weights):
     declares(f"{__name__}.{_program.__name__}")

@@ -43,6 +43,7 @@ from verifier.torch_internals.amending.handing_over import (
 )
 from verifier.torch_internals.amending.inference import composites_decomposed, views_count_versions
 from verifier.torch_internals.amending.parallelism import (
+    checks_ask_the_mesh,
     dims_of_gradients_counted,
     own_tensors_kept,
     saved_sizes_kept,
@@ -332,6 +333,13 @@ REMEDIES = (
         sources_passed_on,
         ("composite.own_weights",),
         VALUES,
+    ),
+    Remedy(
+        "checks-of-the-whole-world",
+        "gather what check_tensor_meta compares over the mesh, not over the default group (_collective_utils.py)",
+        checks_ask_the_mesh,
+        ("composite.checked_submesh",),
+        frozenset({"CRASH", "HANG"}),
     ),
     Remedy(
         "negative-dims-of-gradients",

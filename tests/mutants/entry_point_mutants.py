@@ -213,3 +213,15 @@ def plans_of_the_first_rank() -> None:
     """All ranks take the parameters of the first, whatever the caller says."""
     before = parallel.parallelize_module
     parallel.parallelize_module = lambda module, mesh, plan, src_data_rank=0: before(module, mesh, plan)
+
+
+def checked_replicas_negated() -> None:
+    """What is checked by from_local becomes its negative."""
+    before = api.check_tensor_meta
+
+    def checked(local: torch.Tensor, **options: Any) -> Any:
+        found = before(local, **options)
+        local.detach().neg_()
+        return found
+
+    api.check_tensor_meta = checked

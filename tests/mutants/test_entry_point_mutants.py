@@ -135,6 +135,7 @@ CASES: dict[Callable[[], None], tuple[Callable[..., Any], tuple[object, ...], di
         ("inner", "ColwiseParallel", 1),
         {"x": NUMBERS},
     ),
+    entry_point_mutants.checked_replicas_negated: (parallel.checked_on_submeshes, ("",), {"x": NUMBERS}),
 }
 """For each mutant a program, its arguments and its tensors."""
 
@@ -309,6 +310,27 @@ def test_what_reads_the_memory_of_a_dtensor_is_seen_and_mended(way: str, wrong: 
     remedy = "formats-of-scalars" if way == "format" else "memory-of-wrappers"
     assert judge(run_remedied(pools, trial, ()), make_reference(case)).kind is wrong
     assert not judge(run_remedied(pools, trial, (remedy,)), make_reference(case)).kind.bad
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(
+    ("difference", "wrong"),
+    [
+        ("", VerdictKind.PASS),
+        ("shape", VerdictKind.CRASH),
+        ("dtype", VerdictKind.CRASH),
+        ("alone", VerdictKind.HANG),
+    ],
+)
+def test_checks_on_submeshes_that_ask_all_ranks_are_seen_and_mended(
+    difference: str, wrong: VerdictKind, pools: PoolSet
+) -> None:
+    program = f"{parallel.__name__}.checked_on_submeshes"
+    case = OpCase("composite.checked_submesh", program, (difference,), {"x": NUMBERS}, "chains", False)
+    trial = Trial(case, MeshSpec((2, 2)), ((Shard(0), Replicate()),))
+    assert judge(run_remedied(pools, trial, ()), make_reference(case)).kind is wrong
+    mended = run_remedied(pools, trial, ("checks-of-the-whole-world",))
+    assert judge(mended, make_reference(case)).kind is VerdictKind.PASS
 
 
 @pytest.mark.ranks

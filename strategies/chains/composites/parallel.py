@@ -1,4 +1,4 @@
-"""Tensor parallelism: inputs that are kept in shards, and weights of each rank."""
+"""Tensor parallelism: inputs that are kept in shards, weights of each rank, and replicas that are checked."""
 
 from __future__ import annotations
 
@@ -25,3 +25,10 @@ def _own_weights(b: Building) -> None:
     b.tensors[b.floats(*b.size())].requires_grad_(False)
     key = b.pick(("", "", "no plan", "inner", "outer.inner", "outer.*"))
     b.program(f"{_PROGRAMS}with_own_weights", key, b.pick(("ColwiseParallel", "RowwiseParallel")), b.pick((None, 0, 1)))
+
+
+@composite
+def _checked_submesh(b: Building) -> None:
+    """Replicas that ``from_local`` checks on the rows of a mesh, which have others or none."""
+    b.tensors[b.floats(*b.size())].requires_grad_(False)
+    b.program(f"{_PROGRAMS}checked_on_submeshes", b.pick(("", "shape", "shape", "dtype", "alone")))

@@ -1,4 +1,4 @@
-"""Amendments to tensor parallelism: inputs kept in shards, plans, and the dims of gradients."""
+"""Amendments to tensor parallelism: inputs kept in shards, plans, and what from_local checks and differentiates."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 from verifier.torch_internals.amending.registrations import exchanged
 
 __all__ = [
+    "checks_ask_the_mesh",
     "dims_of_gradients_counted",
     "own_tensors_kept",
     "saved_sizes_kept",
@@ -125,6 +126,38 @@ def sources_passed_on() -> Iterator[None]:
         exchanged(_PLANS, "parallelize_module", wrap),
         exchanged(torch.distributed.tensor.parallel, "parallelize_module", wrap),
     ):
+        yield
+
+
+@contextlib.contextmanager
+def checks_ask_the_mesh() -> Iterator[None]:
+    """Let ``from_local`` compare what the ranks of the mesh give it, and no others."""
+    meshes: list[Any] = []
+
+    def remembers(forward: Any) -> Any:
+        def made(ctx: Any, given: Any, mesh: Any, *rest: Any) -> Any:
+            meshes.append(mesh)
+            try:
+                return forward(ctx, given, mesh, *rest)
+            finally:
+                meshes.pop()
+
+        made.__module__ = forward.__module__
+        return staticmethod(made)
+
+    def wrap(check: Any) -> Any:
+        def checked(local: torch.Tensor, check_shape_stride: bool = False) -> None:
+            known = (local.shape, local.stride()) if check_shape_stride else ()
+            own = (local.dtype, local.requires_grad, *known)
+            if any(one != own for one in _gathered(meshes[-1], own)):
+                raise ValueError(
+                    "the tensors of the mesh's ranks differ in dtype, shape, strides or in their gradients"
+                )
+
+        checked.__module__ = check.__module__
+        return checked
+
+    with exchanged(api._FromTorchTensor, "forward", remembers), exchanged(api, "check_tensor_meta", wrap):
         yield
 
 
