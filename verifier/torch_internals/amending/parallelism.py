@@ -164,7 +164,7 @@ def checks_ask_the_mesh() -> Iterator[None]:
 def _counted(placements: Any, ndim: int) -> Any:
     if placements is None:
         return None
-    counted = []
+    counted: list[Any] = []
     for one in placements:
         if isinstance(one, _StridedShard) and one.dim < 0:
             counted.append(_StridedShard(one.dim + ndim, split_factor=one.split_factor))
