@@ -217,12 +217,12 @@ def placed_gradients(way: str, kinds: list[str], /, x: torch.Tensor) -> list[tor
         Which function takes ``grad_placements``: ``to_local``, ``full_tensor`` or ``from_local``.
     kinds
         For each mesh dim on which ``x`` is replicated ``sum`` or ``avg``, if the gradient is to be pending there. Ranks
-        then weigh the sum by other numbers.
+        then weigh the sum by other numbers. ``from the end`` counts the dim of a shard so.
     """
     weights = torch.arange(1, x.numel() + 1, dtype=x.dtype).view(x.shape)
     if not isinstance(x, DTensor):
         return [weights]
-    from torch.distributed.tensor import Partial, distribute_tensor
+    from torch.distributed.tensor import Partial, Shard, distribute_tensor
 
     mesh, share = x.device_mesh, 1
     held: Any = x.detach()
@@ -231,7 +231,13 @@ def placed_gradients(way: str, kinds: list[str], /, x: torch.Tensor) -> list[tor
     laid: list[Any] = [Replicate() if one.is_partial() else one for one in held.placements]
     placed = list(laid)
     for mesh_dim, kind in enumerate(kinds):
-        if kind and (held.placements[mesh_dim].is_replicate() or way == "full_tensor"):
+        if kind == "from the end":
+            dim = getattr(placed[mesh_dim], "dim", None)
+            if way == "full_tensor":
+                placed[mesh_dim] = Replicate()
+            elif dim is not None and type(placed[mesh_dim]) is Shard:
+                placed[mesh_dim] = Shard(dim - x.ndim)
+        elif kind and (held.placements[mesh_dim].is_replicate() or way == "full_tensor"):
             placed[mesh_dim] = Partial(kind)
             size, rank = mesh.size(mesh_dim), mesh.get_local_rank(mesh_dim)
             share *= (size if kind == "avg" else 1) * (1 if size == 1 else (3, -2, *[0] * size)[rank])

@@ -42,6 +42,13 @@ from verifier.torch_internals.amending.handing_over import (
     unfinished_results_awaited,
 )
 from verifier.torch_internals.amending.inference import composites_decomposed, views_count_versions
+from verifier.torch_internals.amending.parallelism import (
+    checks_ask_the_mesh,
+    dims_of_gradients_counted,
+    own_tensors_kept,
+    saved_sizes_kept,
+    sources_passed_on,
+)
 from verifier.torch_internals.amending.propagation import Decision, refused
 from verifier.torch_internals.amending.registrations import handled
 
@@ -303,5 +310,43 @@ REMEDIES = (
         ("composite.to_another_mesh",),
         _CRASH,
         refuses=True,
+    ),
+    Remedy(
+        "saved-tensors-of-other-sizes",
+        "note in _pack_hook_tp the size of what was saved, and whether a shard of it was kept, instead of guessing it "
+        "in _unpack_hook_tp from the shard's elements (parallel/input_reshard.py)",
+        saved_sizes_kept,
+        ("composite.resharded_input",),
+        frozenset({"CRASH", "DIED", "HANG", "RANKS_DISAGREE"}) | VALUES,
+    ),
+    Remedy(
+        "activations-taken-for-replicas",
+        "keep a shard only of what all ranks hold alike, such as a module's input, and all of a rank's own activation "
+        "(_pack_hook_tp in parallel/input_reshard.py)",
+        own_tensors_kept,
+        ("composite.resharded_input",),
+        VALUES,
+    ),
+    Remedy(
+        "sources-of-plans-for-the-module-itself",
+        "pass src_data_rank on for the empty key of a plan, too (parallelize_module in parallel/api.py)",
+        sources_passed_on,
+        ("composite.own_weights",),
+        VALUES,
+    ),
+    Remedy(
+        "checks-of-the-whole-world",
+        "gather what check_tensor_meta compares over the mesh, not over the default group (_collective_utils.py)",
+        checks_ask_the_mesh,
+        ("composite.checked_submesh",),
+        frozenset({"CRASH", "HANG"}),
+    ),
+    Remedy(
+        "negative-dims-of-gradients",
+        "count negative dims of grad_placements from the end in to_local and from_local (_api.py), as those of "
+        "placements are",
+        dims_of_gradients_counted,
+        ("composite.placed_gradients",),
+        _CRASH,
     ),
 )

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import torch
 import torch.distributed.tensor as factories
 import torch.distributed.tensor._api as api
 import torch.distributed.tensor._redistribute as redistributing
+import torch.distributed.tensor.parallel as parallel
+import torch.distributed.tensor.parallel.input_reshard
 import torch.distributed.tensor.parallel.loss as losses
 import torch.distributed.tensor.parallel.style as styles
 from torch.distributed.tensor import DTensor, Shard
+
+resharding: Any = sys.modules["torch.distributed.tensor.parallel.input_reshard"]
 
 
 def ones_that_are_two() -> None:
@@ -196,3 +201,27 @@ def pickles_that_are_negative() -> None:
 def numbers_that_are_negative() -> None:
     """A DTensor that is taken for a number is its negative."""
     DTensor.__float__ = lambda self: -self.item()
+
+
+def saved_inputs_negated() -> None:
+    """What comes back of a shard that was kept for the backward pass is the negative."""
+    before = resharding._unpack_hook_tp
+    resharding._unpack_hook_tp = lambda mesh, dim, kept: -before(mesh, dim, kept)
+
+
+def plans_of_the_first_rank() -> None:
+    """All ranks take the parameters of the first, whatever the caller says."""
+    before = parallel.parallelize_module
+    parallel.parallelize_module = lambda module, mesh, plan, src_data_rank=0: before(module, mesh, plan)
+
+
+def checked_replicas_negated() -> None:
+    """What is checked by from_local becomes its negative."""
+    before = api.check_tensor_meta
+
+    def checked(local: torch.Tensor, **options: Any) -> Any:
+        found = before(local, **options)
+        local.detach().neg_()
+        return found
+
+    api.check_tensor_meta = checked

@@ -11,7 +11,7 @@ import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch_versions import torch_is
 
-from strategies.chains import entry_points, handing_over, procedures, programs, second_gradients
+from strategies.chains import entry_points, handing_over, parallel, procedures, programs, second_gradients
 from verifier.core.case import MeshSpec, OpCase, Trial
 from verifier.core.verdict import VerdictKind
 from verifier.execution.remedies import installed_remedies
@@ -38,6 +38,7 @@ RAISING = (
     handing_over.stored,
     handing_over.to_another_mesh,
     procedures.penalised,
+    procedures.placed_gradients,
     programs.chain,
 )
 
@@ -128,6 +129,13 @@ CASES: dict[Callable[[], None], tuple[Callable[..., Any], tuple[object, ...], di
         ("full_tensor", ["avg"]),
         {"x": NUMBERS},
     ),
+    entry_point_mutants.saved_inputs_negated: (parallel.resharded, ("replicated", 0, True, 4), {"x": NUMBERS}),
+    entry_point_mutants.plans_of_the_first_rank: (
+        parallel.with_own_weights,
+        ("inner", "ColwiseParallel", 1),
+        {"x": NUMBERS},
+    ),
+    entry_point_mutants.checked_replicas_negated: (parallel.checked_on_submeshes, ("",), {"x": NUMBERS}),
 }
 """For each mutant a program, its arguments and its tensors."""
 
@@ -214,6 +222,21 @@ def test_parts_that_are_wrapped_again_are_those_of_the_same_tensor(kind: str, gr
             ("torch.narrow", [0, 0, 3], [strided_shard(0, 2)]),
             {"x": NUMBERS},
         ),
+        ("activations-taken-for-replicas", parallel.resharded, ("split", 0, False, 4), {"x": NUMBERS}),
+        (
+            "saved-tensors-of-other-sizes",
+            parallel.resharded,
+            ("replicated", 0, False, 4),
+            {"x": NUMBERS.view(3, 4)[:2].clone()},
+        ),
+        (
+            "sources-of-plans-for-the-module-itself",
+            parallel.with_own_weights,
+            ("", "ColwiseParallel", None),
+            {"x": NUMBERS},
+        ),
+        ("negative-dims-of-gradients", procedures.placed_gradients, ("to_local", ["from the end"]), {"x": NUMBERS}),
+        ("negative-dims-of-gradients", procedures.placed_gradients, ("from_local", ["from the end"]), {"x": NUMBERS}),
     ],
 )
 def test_what_torch_itself_does_wrong_is_seen_and_mended(
@@ -287,6 +310,27 @@ def test_what_reads_the_memory_of_a_dtensor_is_seen_and_mended(way: str, wrong: 
     remedy = "formats-of-scalars" if way == "format" else "memory-of-wrappers"
     assert judge(run_remedied(pools, trial, ()), make_reference(case)).kind is wrong
     assert not judge(run_remedied(pools, trial, (remedy,)), make_reference(case)).kind.bad
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(
+    ("difference", "wrong"),
+    [
+        ("", VerdictKind.PASS),
+        ("shape", VerdictKind.CRASH),
+        ("dtype", VerdictKind.CRASH),
+        ("alone", VerdictKind.HANG),
+    ],
+)
+def test_checks_on_submeshes_that_ask_all_ranks_are_seen_and_mended(
+    difference: str, wrong: VerdictKind, pools: PoolSet
+) -> None:
+    program = f"{parallel.__name__}.checked_on_submeshes"
+    case = OpCase("composite.checked_submesh", program, (difference,), {"x": NUMBERS}, "chains", False)
+    trial = Trial(case, MeshSpec((2, 2)), ((Shard(0), Replicate()),))
+    assert judge(run_remedied(pools, trial, ()), make_reference(case)).kind is wrong
+    mended = run_remedied(pools, trial, ("checks-of-the-whole-world",))
+    assert judge(mended, make_reference(case)).kind is VerdictKind.PASS
 
 
 @pytest.mark.ranks

@@ -140,10 +140,11 @@ def _rewrapped(b: Building) -> None:
 
 @composite
 def _placed_gradients(b: Building) -> None:
-    """Gradients whose placements the caller says where local tensors are taken and given, pending ones too."""
+    """Gradients whose placements the caller says where local tensors are taken and given, with any dims and pending."""
     b.tensors[b.floats(*b.size())].requires_grad_(False)
     way = b.pick(("to_local", "full_tensor", "from_local"))
-    b.program(f"{_PROGRAMS}placed_gradients", way, [b.pick(("", "sum", "avg")) for _ in range(b.mesh.ndim)])
+    kinds = ("", "sum", "avg", "from the end", "from the end")
+    b.program(f"{_PROGRAMS}placed_gradients", way, [b.pick(kinds) for _ in range(b.mesh.ndim)])
 
 
 @composite

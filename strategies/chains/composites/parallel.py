@@ -1,0 +1,34 @@
+"""Tensor parallelism: inputs that are kept in shards, weights of each rank, and replicas that are checked."""
+
+from __future__ import annotations
+
+from strategies.chains import parallel
+from strategies.chains.building import Building
+from strategies.chains.composites.table import composite
+
+_PROGRAMS = f"{parallel.__name__}."
+
+
+@composite
+def _resharded_input(b: Building) -> None:
+    """Layers that keep a shard of what they save, also of few or of odd rows, and with activations computed again."""
+    ranks = b.mesh.shape[-1]
+    model, recomputed = b.way(("split", False), ("split", True), ("replicated", False), ("replicated", True))
+    rows, columns = b.pick((ranks, 2 * ranks, 2 * ranks, 2 * ranks - 1)), b.pick((ranks, 2 * ranks, b.columns))
+    b.tensors[b.floats(rows, columns)].requires_grad_(False)
+    b.program(f"{_PROGRAMS}resharded", model, b.pick((0, 0, -1)) if recomputed else 0, recomputed, 2 * ranks)
+
+
+@composite
+def _own_weights(b: Building) -> None:
+    """Layers whose parameters are each rank's own, or those of some rank, by every kind of key of a plan."""
+    b.tensors[b.floats(*b.size())].requires_grad_(False)
+    key = b.pick(("", "", "no plan", "inner", "outer.inner", "outer.*"))
+    b.program(f"{_PROGRAMS}with_own_weights", key, b.pick(("ColwiseParallel", "RowwiseParallel")), b.pick((None, 0, 1)))
+
+
+@composite
+def _checked_submesh(b: Building) -> None:
+    """Replicas that ``from_local`` checks on the rows of a mesh, which have others or none."""
+    b.tensors[b.floats(*b.size())].requires_grad_(False)
+    b.program(f"{_PROGRAMS}checked_on_submeshes", b.pick(("", "shape", "shape", "dtype", "alone")))

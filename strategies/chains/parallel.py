@@ -1,0 +1,138 @@
+"""Programs of tensor parallelism: inputs that are kept in shards, weights that each rank has of its own, checks.
+
+Each imports only torch, so that its source can stand in a reproduction.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor, Replicate
+
+from strategies.chains.entry_points import named
+from verifier.planning.boundary import declares
+
+__all__ = ["checked_on_submeshes", "resharded", "with_own_weights"]
+
+
+def resharded(model: str, dim: int, recomputed: bool, hidden: int, /, x: torch.Tensor) -> list[torch.Tensor]:
+    """Return the result of a small model under ``input_reshard``, and the gradients of its input and its weights.
+
+    Parameters
+    ----------
+    model
+        ``split``, whose layers are under ``ColwiseParallel`` and ``RowwiseParallel``; or ``replicated`` on all ranks.
+    dim
+        The dim of what is saved for the backward pass, of which each rank keeps a shard.
+    recomputed
+        Whether activations are computed again in the backward pass, so that only the input is saved.
+    hidden
+        The number of columns between the layers.
+    """
+    nn = torch.nn
+    columns = x.shape[1]
+    first: Any = nn.LayerNorm(columns) if model == "replicated" else nn.Linear(columns, hidden)
+    last = nn.Linear(columns if model == "replicated" else hidden, columns)
+    network: Any = nn.Sequential(first, nn.Tanh(), last).to(x.dtype)
+    with torch.no_grad():
+        for number, parameter in enumerate(network.parameters()):
+            values = (torch.arange(parameter.numel()) * 7 + number).remainder(5).sub(2)
+            parameter.copy_(values.view(parameter.shape) / 4)
+    given: Any = x.detach()
+    if isinstance(x, DTensor):
+        from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+        from torch.distributed.tensor import parallel
+        from torch.distributed.tensor.parallel.input_reshard import input_reshard
+
+        mesh = named(x.device_mesh)["abc"[x.device_mesh.ndim - 1]]
+        plan: Any = {"0": parallel.ColwiseParallel(), "2": parallel.RowwiseParallel()}
+        network = parallel.parallelize_module(network, mesh, plan) if model == "split" else network
+        network = input_reshard(checkpoint_wrapper(network) if recomputed else network, mesh, dim)
+        given = given.full_tensor()
+    given = given.clone().requires_grad_()
+    result = network(given)
+    (result * result.detach()).sum().backward()
+    weights = [one for name, one in network.named_parameters() if name.endswith("weight")]
+    found: list[Any] = [result.detach(), given.grad, *(one.grad for one in weights)]
+    if not isinstance(x, DTensor):
+        return found
+    wholes = [one.full_tensor() if isinstance(one, DTensor) else one for one in found]
+    everywhere = [Replicate()] * x.device_mesh.ndim
+    return [DTensor.from_local(one.contiguous(), x.device_mesh, everywhere, run_check=False) for one in wholes]
+
+
+def with_own_weights(key: str, style: str, source: int | None, /, x: torch.Tensor) -> list[torch.Tensor]:
+    """Return twice the parameters of a layer, the weight ``x`` and a column of it, under a parallel style.
+
+    Ranks start with other numbers where the layer does not take theirs.
+
+    Parameters
+    ----------
+    key
+        The name of the layer in the plan, empty for the module itself; or ``no plan``, where the style is given alone.
+    source
+        The rank whose parameters all ranks take. None if each takes its own.
+    """
+    weight: Any = x.detach()
+    rows, columns = weight.shape
+    layer: Any = torch.nn.Linear(columns, rows).to(weight.dtype)
+    if isinstance(x, DTensor):
+        from torch.distributed.tensor import parallel
+
+        weight = weight.full_tensor()
+        mesh = named(x.device_mesh)["abc"[x.device_mesh.ndim - 1]]
+        rank, size, dim = mesh.get_local_rank(), mesh.size(), 0 if style == "ColwiseParallel" else 1
+    with torch.no_grad():
+        for parameter, value in ((layer.weight, weight), (layer.bias, weight[:, 0])):
+            parameter.copy_(value)
+            if not isinstance(x, DTensor):
+                continue
+            wrong = torch.ones_like(parameter)
+            if source is not None:
+                wrong *= float(rank != source % size)
+            elif parameter.ndim > dim:
+                pieces = torch.arange(parameter.shape[dim]).chunk(size)
+                wrong.index_fill_(dim, pieces[rank] if rank < len(pieces) else pieces[0][:0], 0)
+            else:
+                wrong *= 0
+            parameter += wrong
+    if isinstance(x, DTensor):
+        module = layer
+        for name in reversed([] if key in ("", "no plan") else key.split(".")):
+            module = torch.nn.ModuleDict({"inner" if name == "*" else name: module})
+        plan: Any = getattr(parallel, style)()
+        parallel.parallelize_module(module, mesh, plan if key == "no plan" else {key: plan}, src_data_rank=source)
+    found: list[Any] = [layer.weight.detach() * 2, layer.bias.detach() * 2]
+    if not isinstance(x, DTensor):
+        return found
+    everywhere = [Replicate()] * x.device_mesh.ndim
+    wholes = [one.full_tensor().contiguous() for one in found]
+    return [DTensor.from_local(one, x.device_mesh, everywhere, run_check=False) for one in wholes]
+
+
+def checked_on_submeshes(difference: str, /, x: torch.Tensor) -> list[torch.Tensor]:
+    """Return twice ``x``, of which ``from_local`` makes replicas on each row of the mesh, and checks them.
+
+    Parameters
+    ----------
+    difference
+        How the rows differ: their tensors have another ``shape`` or ``dtype``, or the first row is ``alone``.
+    """
+    if not isinstance(x, DTensor):
+        return [x.detach() * 2]
+    mesh: Any = x.device_mesh
+    held: Any = x.detach()
+    whole = held.full_tensor()
+    rest, row = named(mesh)["abc"[mesh.ndim - 1]], mesh.get_local_rank(0) if mesh.ndim > 1 else 0
+    local = torch.cat([whole] * (row + 1)) if difference == "shape" else whole
+    local = local.to(torch.complex128) if difference == "dtype" and row else local
+    found: Any = local
+    if difference != "alone" or not row:
+        found = DTensor.from_local(local, rest, [Replicate()], run_check=True).full_tensor()
+    found = (found.real if found.is_complex() else found)[: len(whole)].to(whole.dtype) * 2
+    return [DTensor.from_local(found.contiguous(), mesh, [Replicate()] * mesh.ndim, run_check=False)]
+
+
+for _program in (checked_on_submeshes, resharded, with_own_weights):
+    declares(f"{__name__}.{_program.__name__}")
