@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor, Replicate
 
 from verifier.planning.boundary import declares
 
-__all__ = ["handed_over", "stored", "to_another_mesh"]
+__all__ = ["checkpointed", "handed_over", "stored", "to_another_mesh"]
 
 
 def stored(way: str, path: str, given: list[Any], /, x: torch.Tensor) -> list[torch.Tensor]:
@@ -49,6 +49,52 @@ def stored(way: str, path: str, given: list[Any], /, x: torch.Tensor) -> list[to
     torch.save(found, file)
     file.seek(0)
     return [torch.load(file, weights_only=way == "weights") * 2]
+
+
+def checkpointed(path: str, given: list[Any], placements: list[Any], /, x: torch.Tensor) -> list[torch.Tensor]:
+    """Return twice what a distributed checkpoint of a function's result on ``x`` gives back, loaded over NaN.
+
+    Parameters
+    ----------
+    placements
+        Those of the tensor that is loaded to; without any they are those of the result that was saved.
+
+    Raises
+    ------
+    Exception
+        What a rank has raised.
+    """
+    import shutil
+    import tempfile
+
+    from torch.distributed import checkpoint
+    from torch.distributed.tensor import distribute_tensor
+
+    function: Any = torch
+    for part in path.split(".")[1:]:
+        function = getattr(function, part)
+    found = function(x.detach(), *given)
+    if not isinstance(x, DTensor):
+        return [found * 2]
+    found = found.redistribute(placements=[Replicate() if one.is_partial() else one for one in found.placements])
+    module: Any = checkpoint
+    first = torch.distributed.get_rank() == 0
+    named: list[Any] = [tempfile.mkdtemp() if first else None]
+    torch.distributed.broadcast_object_list(named)
+    try:
+        module.save({"x": found}, checkpoint_id=named[0])
+        lost = torch.full_like(found, torch.nan)
+        if placements:
+            nothing = torch.full(tuple(found.shape), torch.nan, dtype=found.dtype)
+            lost = distribute_tensor(nothing, x.device_mesh, placements, src_data_rank=None)
+        module.load({"x": lost}, checkpoint_id=named[0])
+        torch.distributed.barrier()
+        return [lost * 2]
+    except module.CheckpointException as error:  # no Exception, so that it would end the process
+        raise next(iter(error.failures.values()))[0] from error
+    finally:
+        if first:
+            shutil.rmtree(named[0], ignore_errors=True)
 
 
 def handed_over(way: str, /, x: torch.Tensor) -> list[torch.Tensor]:
@@ -101,5 +147,5 @@ def to_another_mesh(placements: list[Any], /, x: torch.Tensor) -> list[torch.Ten
     return [DTensor.from_local(whole, mesh, [Replicate()] * mesh.ndim, run_check=False)]
 
 
-for _program in (handed_over, stored, to_another_mesh):
+for _program in (checkpointed, handed_over, stored, to_another_mesh):
     declares(f"{__name__}.{_program.__name__}")

@@ -8,10 +8,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from verifier.planning.boundary import declares
 
-__all__ = ["twice"]
+__all__ = ["parallel", "twice"]
 
 
 def twice(path: str, given: list[Any], options: dict[str, Any], /, **tensors: torch.Tensor) -> list[torch.Tensor]:
@@ -38,4 +39,41 @@ def twice(path: str, given: list[Any], options: dict[str, Any], /, **tensors: to
     return [one for one in second if one is not None]
 
 
-declares(f"{__name__}.{twice.__name__}")
+def parallel(
+    placements: list[Any],
+    options: dict[str, Any],
+    /,
+    x: torch.Tensor,
+    y: torch.Tensor,
+    **tensors: torch.Tensor,
+) -> list[torch.Tensor]:
+    """Return a loss's gradient and that of its squares, both computed under ``loss_parallel`` on DTensors.
+
+    Parameters
+    ----------
+    options
+        Keywords of ``cross_entropy`` of the scores ``x`` and the targets ``y``.
+    tensors
+        ``z``, the weights of classes.
+    """
+    from contextlib import nullcontext
+
+    from torch.distributed.tensor.parallel import loss_parallel
+
+    leaf: Any = x.detach()
+    target: Any = y
+    weight: Any = tensors.get("z")
+    if isinstance(leaf, DTensor):
+        leaf = leaf.redistribute(placements=placements)
+        kept = [placement if placement == Shard(0) else Replicate() for placement in placements]
+        target = y.redistribute(placements=kept) if isinstance(y, DTensor) else y
+        weight = weight.full_tensor() if isinstance(weight, DTensor) else weight
+    leaf = leaf.requires_grad_()
+    with loss_parallel() if isinstance(x, DTensor) else nullcontext():
+        loss = torch.nn.functional.cross_entropy(leaf, target, weight=weight, **options)
+        (first,) = torch.autograd.grad((loss * loss.detach()).sum(), leaf, create_graph=True)
+        return [first.detach(), *torch.autograd.grad((first**2).sum(), leaf)]
+
+
+for _program in (parallel, twice):
+    declares(f"{__name__}.{_program.__name__}")

@@ -7,6 +7,13 @@ from torch.distributed.tensor import DTensor
 
 from strategies.remedies.placing import VALUES, shard_dims
 from verifier.execution.remedies import Remedy
+from verifier.placements.algebra import shard_indices
+from verifier.torch_internals.amending.buffers import (
+    outputs_resized,
+    sequences_counted,
+    sequences_in_front_restored,
+    views_of_sequences_kept,
+)
 from verifier.torch_internals.amending.distributing import (
     norms_of_several_meshes,
     strided_shards_scattered,
@@ -36,6 +43,7 @@ from verifier.torch_internals.amending.entry_points import (
     unsorted_meshes_refused,
 )
 from verifier.torch_internals.amending.handing_over import (
+    chunks_of_strided_shards,
     memory_of_locals,
     meshes_kept,
     scalars_formatted,
@@ -142,9 +150,10 @@ REMEDIES = (
     ),
     Remedy(
         "gradients-of-parallel-log-softmax",
-        "give _log_softmax_backward_data and nll_loss_backward their own gradients in parallel/loss.py",
+        "give _log_softmax_backward_data and nll_loss_backward their own gradients in parallel/loss.py, which autograd "
+        "then differentiates again",
         gradients_of_log_softmax,
-        _LOSS,
+        (*_LOSS, "composite.second_gradients_in_parallel"),
         VALUES,
     ),
     Remedy(
@@ -348,5 +357,44 @@ REMEDIES = (
         dims_of_gradients_counted,
         ("composite.placed_gradients",),
         _CRASH,
+    ),
+    Remedy(
+        "outputs-that-keep-their-shape",
+        "give the wrapper of a tensor given as out the shape of what was written to it, as its local tensor has it, or "
+        "refuse to resize it (_dispatch_fast_path_python_tail in _dispatch.py)",
+        outputs_resized,
+        ("composite.resized_output", "aten.*out"),
+        frozenset({"WRONG_SHAPE", "CRASH"}),
+    ),
+    Remedy(
+        "checkpoints-of-strided-shards",
+        "list a strided shard as a chunk for each run of neighbours (_create_chunk_from_dtensor and "
+        "_create_write_items_for_dtensor in distributed/checkpoint/planner_helpers.py)",
+        lambda: chunks_of_strided_shards(shard_indices),
+        ("composite.checkpointed",),
+    ),
+    Remedy(
+        "sequences-in-front",
+        "put a whole buffer into order along its sequence, whether or not a dim of a batch is in front of it "
+        "(context_parallel_unshard in experimental/_context_parallel/_attention.py)",
+        sequences_in_front_restored,
+        ("composite.context_parallel",),
+        VALUES | {"CRASH"},
+    ),
+    Remedy(
+        "sequences-counted-from-the-end",
+        "count negative dims of sequences from the end (context_parallel_unshard and _context_parallel_buffers in "
+        "experimental/_context_parallel/_attention.py)",
+        sequences_counted,
+        ("composite.context_parallel",),
+        VALUES | {"CRASH"},
+    ),
+    Remedy(
+        "sequences-that-are-views",
+        "exchange the data of a buffer that is a view, instead of writing its shard to the memory that it shares "
+        "(context_parallel in experimental/_context_parallel/_attention.py)",
+        views_of_sequences_kept,
+        ("composite.context_parallel",),
+        VALUES,
     ),
 )

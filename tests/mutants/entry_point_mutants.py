@@ -9,6 +9,7 @@ import torch
 import torch.distributed.tensor as factories
 import torch.distributed.tensor._api as api
 import torch.distributed.tensor._redistribute as redistributing
+import torch.distributed.tensor.experimental._attention as context
 import torch.distributed.tensor.parallel as parallel
 import torch.distributed.tensor.parallel.input_reshard
 import torch.distributed.tensor.parallel.loss as losses
@@ -225,3 +226,28 @@ def checked_replicas_negated() -> None:
         return found
 
     api.check_tensor_meta = checked
+
+
+def chunks_that_are_negative() -> None:
+    """What a checkpoint reads of a DTensor is the negative."""
+    before = DTensor.__get_tensor_shard__
+    DTensor.__get_tensor_shard__ = lambda self, index: before(self, index).neg_()
+
+
+def sequences_out_of_order() -> None:
+    """Buffers are put together as the ranks have them."""
+    before = context.context_parallel_unshard
+
+    def unsharded(mesh: Any, buffers: Any, dims: Any, load_balancer: Any = None) -> Any:
+        return [one.flip(dim) for one, dim in zip(before(mesh, buffers, dims), dims, strict=True)]
+
+    context.context_parallel_unshard = unsharded
+
+
+def outputs_written_twice() -> None:
+    """What is written to the tensor given as ``out`` is twice the exponential."""
+
+    def doubled(_op: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
+        return kwargs["out"].copy_(torch.exp(args[0]) * 2)
+
+    DTensor._op_dispatcher._custom_op_handlers[torch.ops.aten.exp.out] = doubled

@@ -11,7 +11,7 @@ import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch_versions import torch_is
 
-from strategies.chains import entry_points, handing_over, parallel, procedures, programs, second_gradients
+from strategies.chains import buffers, entry_points, handing_over, parallel, procedures, programs, second_gradients
 from verifier.core.case import MeshSpec, OpCase, Trial
 from verifier.core.verdict import VerdictKind
 from verifier.execution.remedies import installed_remedies
@@ -24,6 +24,7 @@ from verifier.torch_internals.placements import strided_shard
 
 MESH = MeshSpec((2,))
 NUMBERS = torch.arange(1.0, 13.0, dtype=torch.float64).reshape(4, 3)
+SQUARE = torch.arange(1.0, 17.0, dtype=torch.float64).reshape(4, 4)
 KEPT = {"use_local_output": False}
 CONJUGATE = [
     ["lazy", "torch.conj", ["x"], {}],
@@ -106,6 +107,21 @@ CASES: dict[Callable[[], None], tuple[Callable[..., Any], tuple[object, ...], di
     entry_point_mutants.callers_tensors_counted_up: (entry_points.taken, (False, [Shard(0)]), {"x": NUMBERS}),
     entry_point_mutants.products_forgotten_in_inference: (entry_points.inferred, ("torch.mul", [2]), {"x": NUMBERS}),
     entry_point_mutants.copies_that_are_negative: (entry_points.copied, ("torch.clone", []), {"x": NUMBERS}),
+    entry_point_mutants.chunks_that_are_negative: (
+        handing_over.checkpointed,
+        ("torch.clone", [], [Replicate()]),
+        {"x": NUMBERS},
+    ),
+    entry_point_mutants.sequences_out_of_order: (
+        buffers.in_context,
+        ([["torch.clone"]], [1]),
+        {"x": NUMBERS.t().clone()},
+    ),
+    entry_point_mutants.outputs_written_twice: (
+        buffers.resized,
+        ("torch.exp", [], [4, 3], [Shard(0)]),
+        {"x": NUMBERS},
+    ),
     entry_point_mutants.pickles_that_are_negative: (
         handing_over.stored,
         ("save", "torch.clone", []),
@@ -203,6 +219,12 @@ def test_parts_that_are_wrapped_again_are_those_of_the_same_tensor(kind: str, gr
             ([Shard(1)], {"reduction": "sum", "alone": True}, ""),
             {"x": NUMBERS / 4, "y": torch.tensor([0, 2, 1, 2])},
         ),
+        (
+            "gradients-of-parallel-log-softmax",
+            second_gradients.parallel,
+            ([Shard(1)], {"reduction": "mean"}),
+            {"x": NUMBERS / 4, "y": torch.tensor([0, 2, 1, 2])},
+        ),
         ("copies-of-views", entry_points.copied, ("torch.narrow", [1, 1, 1]), {"x": NUMBERS}),
         ("copies-of-views", handing_over.stored, ("save", "torch.narrow", [1, 1, 1]), {"x": NUMBERS}),
         (
@@ -210,6 +232,19 @@ def test_parts_that_are_wrapped_again_are_those_of_the_same_tensor(kind: str, gr
             handing_over.stored,
             ("weights", "redistribute", [Replicate()]),
             {"x": NUMBERS},
+        ),
+        (
+            "checkpoints-of-strided-shards",
+            handing_over.checkpointed,
+            ("torch.clone", [], [strided_shard(0, 2)]),
+            {"x": NUMBERS},
+        ),
+        ("sequences-in-front", buffers.in_context, ([["torch.clone"]], [0]), {"x": SQUARE}),
+        (
+            "sequences-that-are-views",
+            buffers.in_context,
+            ([["torch.narrow", 1, 0, 4], ["torch.narrow", 1, 1, 4]], [1, 1]),
+            {"x": torch.cat([SQUARE, SQUARE], 1)[:, :5].clone()},
         ),
         ("meshes-ignored", handing_over.to_another_mesh, ([Shard(0)],), {"x": NUMBERS}),
         ("conjugates-that-are-sent", entry_points.distributed, ("torch.conj", [], [Shard(0)]), {"x": NUMBERS * 1j}),
@@ -331,6 +366,24 @@ def test_checks_on_submeshes_that_ask_all_ranks_are_seen_and_mended(
     assert judge(run_remedied(pools, trial, ()), make_reference(case)).kind is wrong
     mended = run_remedied(pools, trial, ("checks-of-the-whole-world",))
     assert judge(mended, make_reference(case)).kind is VerdictKind.PASS
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(
+    ("remedy", "program", "args", "wrong"),
+    [
+        ("sequences-counted-from-the-end", buffers.in_context, ([["torch.clone"]], [-1]), VerdictKind.CRASH),
+        ("checkpoints-of-strided-shards", handing_over.checkpointed, ("torch.flatten", [], []), VerdictKind.CRASH),
+        ("outputs-that-keep-their-shape", buffers.resized, ("torch.exp", [], [0], [Shard(0)]), VerdictKind.WRONG_SHAPE),
+    ],
+)
+def test_what_changes_memory_is_seen_and_mended(
+    remedy: str, program: Callable[..., Any], args: tuple[object, ...], wrong: VerdictKind, pools: PoolSet
+) -> None:
+    case = OpCase("composite.given", f"{program.__module__}.{program.__name__}", args, {"x": SQUARE}, "chains", False)
+    trial = Trial(case, MESH, ((Shard(1),),))
+    assert judge(run_remedied(pools, trial, ()), make_reference(case)).kind is wrong
+    assert judge(run_remedied(pools, trial, (remedy,)), make_reference(case)).kind is VerdictKind.PASS
 
 
 @pytest.mark.ranks

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from strategies.chains.composites import (
     arrangements,
+    buffers,
     entry_points,
     handing_over,
     layers,
@@ -19,6 +20,7 @@ from strategies.chains.composites.table import COMPOSITES
 __all__ = [
     "COMPOSITES",
     "arrangements",
+    "buffers",
     "entry_points",
     "handing_over",
     "layers",

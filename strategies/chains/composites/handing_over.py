@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.placement_types import Placement
 
 from strategies.chains import handing_over
 from strategies.chains.building import Building
 from strategies.chains.composites.table import composite
+from verifier.torch_internals.placements import strided_shard
 
 _PROGRAMS = f"{handing_over.__name__}."
 
@@ -23,6 +25,28 @@ def _stored(b: Building) -> None:
     )  # fmt: skip
     way = b.pick(("pickle", "save", "weights", *(["deepcopy"] if path == "redistribute" else [])))
     b.program(f"{_PROGRAMS}stored", way, path, given)
+
+
+@composite
+def _checkpointed(b: Building) -> None:
+    """Results, views among them, that are saved in a checkpoint and loaded to any placements.
+
+    A view that flattens shards, and layers that are cut by tensor parallelism and by ``fully_shard``, have strided
+    shards.
+    """
+    rows, columns = b.pick((b.size(), (2 * b.mesh.world_size, 2 * b.mesh.world_size)))
+    b.tensors[b.floats(rows, columns)].requires_grad_(False)
+    path, *given = b.way(
+        ("torch.flatten",), ("torch.flatten",), ("torch.clone",), ("torch.t",), ("torch.narrow", 1, 1, 1),
+        ("torch.select", 0, 1), ("torch.unsqueeze", 0), ("torch.sum",),
+    )  # fmt: skip
+    letters = (Replicate(), Shard(0))
+    placements: list[Placement] = [b.pick(letters) for _ in range(b.mesh.ndim)]
+    if b.mesh.ndim > 1 and b.chance(0.4):
+        placements[-2:] = [strided_shard(0, b.mesh.shape[-1]), Shard(0)]
+    if path == "torch.sum":
+        placements = [Replicate()] * b.mesh.ndim
+    b.program(f"{_PROGRAMS}checkpointed", path, given, [] if b.chance(0.5) else placements)
 
 
 @composite

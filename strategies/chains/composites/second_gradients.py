@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.placement_types import Placement
+
 from strategies.chains import second_gradients
 from strategies.chains.building import Building
 from strategies.chains.composites.table import composite
@@ -109,6 +112,24 @@ def _second_gradients_of_layers(b: Building) -> None:
     if path == "take_along_dim":
         b.ids(rows, columns, below=rows)
     b.program(_TWICE, f"torch.{path}", given, options)
+    _differentiated(b)
+
+
+@composite
+def _second_gradients_in_parallel(b: Building) -> None:
+    """Second gradients of losses whose classes are sharded, with weights and ignored targets."""
+    more = b.pick(((), (), (2,)))
+    b.positive(*b.size(), *more)
+    y = b.ids(b.rows, *more, below=b.columns)
+    options: dict[str, object] = {"reduction": b.pick(("mean", "sum", "none"))}
+    if b.chance(0.3):
+        b.positive(b.columns)
+    if b.chance(0.3):
+        options["ignore_index"] = 0
+        b.tensors[y].flatten()[::2] = 0
+    others: list[Placement] = [b.pick((Replicate(), Shard(0))) for _ in range(b.mesh.ndim - 1)]
+    where = b.pick(range(b.mesh.ndim))
+    b.program(f"{second_gradients.__name__}.parallel", [*others[:where], Shard(1), *others[where:]], options)
     _differentiated(b)
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Iterator
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from unittest import mock
 
@@ -12,7 +13,15 @@ import torch
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor
 
-__all__ = ["memory_of_locals", "meshes_kept", "scalars_formatted", "unfinished_results_awaited"]
+from verifier.torch_internals.placements import strides_of
+
+__all__ = [
+    "chunks_of_strided_shards",
+    "memory_of_locals",
+    "meshes_kept",
+    "scalars_formatted",
+    "unfinished_results_awaited",
+]
 
 
 @contextlib.contextmanager
@@ -87,4 +96,80 @@ def meshes_kept() -> Iterator[None]:
         return before(self, device_mesh, *given, **options)
 
     with mock.patch.object(DTensor, "redistribute", redistributed):
+        yield
+
+
+_Indices = Callable[[Any, int, int, int], Sequence[int]]
+
+
+def _runs(tensor: Any, indices: _Indices) -> list[list[tuple[int, int, int]]]:
+    """Return for each dim of a tensor the runs of neighbours that this rank holds: where locally, where, how many."""
+    found = []
+    for dim, size in enumerate(tensor.shape):
+        held = list(range(size))
+        for mesh_dim, placement in enumerate(tensor.placements):
+            if getattr(placement, "dim", None) == dim:
+                mesh = tensor.device_mesh
+                taken = indices(placement, len(held), mesh.size(mesh_dim), mesh.get_local_rank(mesh_dim))
+                held = [held[index] for index in taken]
+        begins = [at for at, one in enumerate(held) if not at or held[at - 1] + 1 != one]
+        ends = [*begins[1:], len(held)]
+        found.append([(at, held[at], end - at) for at, end in zip(begins, ends, strict=False)])
+    return found
+
+
+@contextlib.contextmanager
+def chunks_of_strided_shards(indices: _Indices) -> Iterator[None]:
+    """Let a checkpoint take a strided shard for several chunks, each of neighbours.
+
+    Parameters
+    ----------
+    indices
+        Returns which indices a placement gives, of a dim of some size in some parts, to one of them.
+    """
+    from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
+    from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
+
+    kind: Any = DTensor
+    items, chunks, shard = kind.__create_write_items__, kind.__create_chunk_list__, kind.__get_tensor_shard__
+
+    def is_strided(tensor: Any) -> bool:
+        return any(strides_of(placement) for placement in tensor.placements)
+
+    def cut(tensor: Any) -> list[Any]:
+        return [
+            ChunkStorageMetadata(torch.Size(run[1] for run in runs), torch.Size(run[2] for run in runs))
+            for runs in itertools.product(*_runs(tensor, indices))
+        ]
+
+    def written(self: Any, name: str, given: Any) -> Any:
+        if not is_strided(self):
+            return items(self, name, given)
+        properties = TensorProperties.create_from_tensor(self.to_local())
+        return [
+            WriteItem(
+                MetadataIndex(name, chunk.offsets),
+                WriteItemType.SHARD,
+                tensor_data=TensorWriteData(chunk, properties, self.size()),
+            )
+            for chunk in cut(self)
+        ]
+
+    def listed(self: Any) -> Any:
+        return cut(self) if is_strided(self) else chunks(self)
+
+    def found(self: Any, index: Any) -> Any:
+        local = shard(self, index)
+        if not is_strided(self):
+            return local
+        for dim, runs in enumerate(_runs(self, indices)):
+            at, _, size = next(run for run in runs if run[1] == index.offset[dim])
+            local = local.narrow(dim, at, size)
+        return local
+
+    with (
+        mock.patch.object(DTensor, "__create_write_items__", written),
+        mock.patch.object(DTensor, "__create_chunk_list__", listed),
+        mock.patch.object(DTensor, "__get_tensor_shard__", found),
+    ):
         yield
