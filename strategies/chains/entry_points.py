@@ -16,6 +16,7 @@ __all__ = [
     "beside_numbers",
     "copied",
     "distributed",
+    "drawn",
     "exchanged",
     "implicitly",
     "inferred",
@@ -106,6 +107,39 @@ def initialised(name: str, given: list[Any], /, x: torch.Tensor) -> list[torch.T
     copied = x.detach().clone()
     getattr(torch.nn.init, name)(copied, *given)
     return [copied]
+
+
+def drawn(path: str, given: list[Any], seed: int, /, x: torch.Tensor) -> list[torch.Tensor]:
+    """Return numbers and what a random op draws for a replica of ``x`` with a generator, less what a plain one gets.
+
+    The second result is about the number that the generator gives next.
+    """
+    function: Any = torch
+    for part in path.split(".")[1:]:
+        function = getattr(function, part)
+    held: Any = x.detach()
+    mesh: Any = x.device_mesh if isinstance(x, DTensor) else None
+    whole = held if mesh is None else held.full_tensor()
+    ours, plain = (torch.Generator(x.device).manual_seed(seed) for _ in range(2))
+    expected = [function(whole.clone(), *given, generator=plain)]
+    if mesh is not None:
+        held = held.redistribute(placements=[Replicate()] * mesh.ndim)
+    found = [function(held.clone(), *given, generator=ours)]
+    if x.device.type == "cpu":  # elsewhere DTensor counts in steps of its own
+        expected += [torch.rand(1, generator=plain)]
+        found += [torch.rand(1, generator=ours)]
+
+    def numbers(like: torch.Tensor) -> torch.Tensor:
+        return torch.arange(1, like.numel() + 1, device=like.device).view(like.shape)
+
+    if mesh is None:
+        return [one - other + numbers(one) for one, other in zip(found, expected, strict=True)]
+
+    def replica(one: torch.Tensor) -> torch.Tensor:
+        return DTensor.from_local(one, mesh, [Replicate()] * mesh.ndim, run_check=False)
+
+    found = [found[0], *map(replica, found[1:])]
+    return [one - replica(other) + replica(numbers(other)) for one, other in zip(found, expected, strict=True)]
 
 
 def exchanged(x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
@@ -403,6 +437,7 @@ for _program in (
     beside_numbers,
     copied,
     distributed,
+    drawn,
     exchanged,
     implicitly,
     inferred,

@@ -16,6 +16,7 @@ from verifier.torch_internals.amending.buffers import (
 )
 from verifier.torch_internals.amending.distributing import (
     norms_of_several_meshes,
+    orders_in_memory_kept,
     strided_shards_scattered,
 )
 from verifier.torch_internals.amending.entry_points import (
@@ -42,6 +43,7 @@ from verifier.torch_internals.amending.entry_points import (
     tuples_of_one_kept,
     unsorted_meshes_refused,
 )
+from verifier.torch_internals.amending.generators import generators_heeded
 from verifier.torch_internals.amending.handing_over import (
     chunks_of_strided_shards,
     memory_of_locals,
@@ -396,5 +398,21 @@ REMEDIES = (
         views_of_sequences_kept,
         ("composite.context_parallel",),
         VALUES,
+    ),
+    Remedy(
+        "generators-ignored",
+        "draw from the generator that the caller has given where there is no tracker, too "
+        "(_dispatch_get_local_results_slow_path in _dispatch.py)",
+        generators_heeded,
+        ("composite.drawn",),
+        VALUES,
+    ),
+    Remedy(
+        "orders-in-memory",
+        "lay out the tensors that distribute_tensor (_api.py) and Redistribute.forward (_redistribute.py) receive as "
+        "the strides of the spec say, or give the spec the strides of a contiguous tensor",
+        orders_in_memory_kept,
+        ("composite.laid_out",),
+        _CRASH,
     ),
 )

@@ -46,6 +46,12 @@ _REDUCTIONS = (
 )  # fmt: skip
 """Those that take a dtype."""
 
+_FORMATTED = (
+    aten._to_copy.default, aten.zeros_like.default, aten.ones_like.default, aten.empty_like.default,
+    aten.full_like.default, aten.rand_like.default, aten.randn_like.default, aten.randint_like.default,
+)  # fmt: skip
+"""Those that take a memory format."""
+
 
 _WITHOUT_META = {
     aten.add.Scalar_out: aten.add.Scalar,
@@ -86,6 +92,10 @@ def _out_sizes() -> AbstractContextManager[None]:
 
 def _reduction_dtypes() -> AbstractContextManager[None]:
     return _all(*(lambda op=op: cached_by_keyword(op, "dtype") for op in _REDUCTIONS))()
+
+
+def _memory_formats() -> AbstractContextManager[None]:
+    return _all(*(lambda op=op: cached_by_keyword(op, "memory_format") for op in _FORMATTED))()
 
 
 def _shifts() -> AbstractContextManager[None]:
@@ -239,6 +249,13 @@ REMEDIES = (
         "register the rule of view.dtype with RuntimeSchemaInfo(1) (_ops/_tensor_ops.py)",
         lambda: cached_by(aten.view.dtype, 1),
         ("aten.view.dtype",),
+    ),
+    Remedy(
+        "memory-formats-cached",
+        'register _to_copy and the factories "like" a tensor with static_kwargkey=["memory_format"], beside the '
+        "keywords that they have (_ops/_tensor_ops.py)",
+        _memory_formats,
+        ("composite.in_formats", *map(str, _FORMATTED)),
     ),
     Remedy(
         "numbers-of-parts",

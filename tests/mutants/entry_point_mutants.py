@@ -251,3 +251,36 @@ def outputs_written_twice() -> None:
         return kwargs["out"].copy_(torch.exp(args[0]) * 2)
 
     DTensor._op_dispatcher._custom_op_handlers[torch.ops.aten.exp.out] = doubled
+
+
+def numbers_drawn_in_vain() -> None:
+    """The generator gives one number more than the op takes."""
+
+    def handled(op: Any, args: Any, kwargs: Any) -> DTensor:
+        torch.rand(1, generator=kwargs["generator"])
+        chosen = op(args[0].to_local(), *args[1:], **kwargs)
+        return DTensor.from_local(chosen, args[0].device_mesh, args[0].placements, run_check=False)
+
+    DTensor._op_dispatcher._custom_op_handlers[torch.ops.aten.multinomial.default] = handled
+
+
+def redistributed_blocks_turned() -> None:
+    """What is gathered or cut is flipped."""
+    before = redistributing.Redistribute.forward
+
+    def forward(ctx: Any, given: Any, *rest: Any) -> Any:
+        made = before(ctx, given, *rest)
+        return made if given.ndim < 3 else made.flip(0)
+
+    redistributing.Redistribute.forward = staticmethod(forward)
+
+
+def images_copied_twice() -> None:
+    """What is copied to a tensor of four dims is doubled."""
+    copy = torch.ops.aten.copy_.default
+
+    def handled(op: Any, args: Any, kwargs: Any) -> Any:
+        args[0]._local_tensor.copy_(args[1]._local_tensor * (2 if args[0].ndim == 4 else 1))
+        return args[0]
+
+    DTensor._op_dispatcher._custom_op_handlers[copy] = handled

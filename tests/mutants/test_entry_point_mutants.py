@@ -11,7 +11,16 @@ import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch_versions import torch_is
 
-from strategies.chains import buffers, entry_points, handing_over, parallel, procedures, programs, second_gradients
+from strategies.chains import (
+    buffers,
+    entry_points,
+    handing_over,
+    memory_orders,
+    parallel,
+    procedures,
+    programs,
+    second_gradients,
+)
 from verifier.core.case import MeshSpec, OpCase, Trial
 from verifier.core.verdict import VerdictKind
 from verifier.execution.remedies import installed_remedies
@@ -38,6 +47,8 @@ RAISING = (
     entry_points.inferred,
     handing_over.stored,
     handing_over.to_another_mesh,
+    memory_orders.in_formats,
+    memory_orders.laid_out,
     procedures.penalised,
     procedures.placed_gradients,
     programs.chain,
@@ -152,6 +163,21 @@ CASES: dict[Callable[[], None], tuple[Callable[..., Any], tuple[object, ...], di
         {"x": NUMBERS},
     ),
     entry_point_mutants.checked_replicas_negated: (parallel.checked_on_submeshes, ("",), {"x": NUMBERS}),
+    entry_point_mutants.numbers_drawn_in_vain: (
+        entry_points.drawn,
+        ("torch.multinomial", [2], 5),
+        {"x": NUMBERS},
+    ),
+    entry_point_mutants.redistributed_blocks_turned: (
+        memory_orders.laid_out,
+        ("redistribute", [0, 1, 2], [Replicate()]),
+        {"x": NUMBERS},
+    ),
+    entry_point_mutants.images_copied_twice: (
+        memory_orders.in_formats,
+        ("torch.empty_like", [], [Shard(0)], [None]),
+        {"x": NUMBERS},
+    ),
 }
 """For each mutant a program, its arguments and its tensors."""
 
@@ -245,6 +271,21 @@ def test_parts_that_are_wrapped_again_are_those_of_the_same_tensor(kind: str, gr
             buffers.in_context,
             ([["torch.narrow", 1, 0, 4], ["torch.narrow", 1, 1, 4]], [1, 1]),
             {"x": torch.cat([SQUARE, SQUARE], 1)[:, :5].clone()},
+        ),
+        ("generators-ignored", entry_points.drawn, ("torch.Tensor.normal_", [], 5), {"x": NUMBERS}),
+        ("orders-in-memory", memory_orders.laid_out, ("redistribute", [0, 2, 1], [Replicate()]), {"x": NUMBERS}),
+        ("orders-in-memory", memory_orders.laid_out, ("distribute_tensor", [2, 1, 0], [Replicate()]), {"x": NUMBERS}),
+        (
+            "memory-formats-cached",
+            memory_orders.in_formats,
+            ("torch.Tensor.to", [torch.float32], [Shard(0)], [torch.channels_last, None]),
+            {"x": NUMBERS},
+        ),
+        (
+            "memory-formats-cached",
+            memory_orders.in_formats,
+            ("torch.zeros_like", [], [Shard(0)], [None, torch.channels_last]),
+            {"x": NUMBERS},
         ),
         ("meshes-ignored", handing_over.to_another_mesh, ([Shard(0)],), {"x": NUMBERS}),
         ("conjugates-that-are-sent", entry_points.distributed, ("torch.conj", [], [Shard(0)]), {"x": NUMBERS * 1j}),

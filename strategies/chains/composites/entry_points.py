@@ -32,6 +32,20 @@ def _initialiser(b: Building) -> None:
 
 
 @composite
+def _drawn(b: Building) -> None:
+    """Random ops and initialisers with a generator of the caller's, on replicas."""
+    b.tensors[b.positive(*b.size())].requires_grad_(False)
+    path, *given = b.way(
+        ("torch.Tensor.normal_",), ("torch.Tensor.uniform_",), ("torch.Tensor.bernoulli_", 0.5), ("torch.bernoulli",),
+        ("torch.multinomial", 2), ("torch.Tensor.exponential_",), ("torch.Tensor.geometric_", 0.5),
+        ("torch.Tensor.log_normal_",), ("torch.Tensor.cauchy_",), ("torch.nn.init.normal_",),
+        ("torch.nn.init.uniform_",), ("torch.nn.init.trunc_normal_",), ("torch.nn.init.kaiming_uniform_",),
+        ("torch.nn.init.xavier_normal_",),
+    )  # fmt: skip
+    b.program(f"{_PROGRAMS}drawn", path, given, b.rng.getrandbits(8))
+
+
+@composite
 def _data(b: Building) -> None:
     """A tensor whose data are set to those of another, as loops of training without autograd do."""
     size = b.size()

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any
+from unittest import mock
 
 import torch
+from torch.distributed import tensor as dtensors
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, _api
 from torch.distributed.tensor._collective_utils import mesh_broadcast
+from torch.distributed.tensor._redistribute import Redistribute
 from torch.distributed.tensor.placement_types import _StridedShard
 
 from verifier.torch_internals.amending.registrations import exchanged
 
 __all__ = [
     "norms_of_several_meshes",
+    "orders_in_memory_kept",
     "strided_shards_scattered",
 ]
 
@@ -61,3 +66,39 @@ def norms_of_several_meshes() -> contextlib.AbstractContextManager[None]:
         return clipped
 
     return exchanged(torch.nn.utils, "clip_grad_norm_", wrap)
+
+
+@contextlib.contextmanager
+def orders_in_memory_kept() -> Iterator[None]:
+    """Let ``distribute_tensor`` and ``redistribute`` lay out what they receive as the strides of the DTensor say."""
+    distribute: Any = _api.distribute_tensor
+    forward: Any = Redistribute.forward
+
+    def distributed(*given: Any, **options: Any) -> Any:
+        made = distribute(*given, **options)
+        wanted = made._local_tensor.requires_grad
+        made._local_tensor = _laid_out(made._local_tensor.detach(), made.stride()).requires_grad_(wanted)
+        return made
+
+    def redistributed(ctx: Any, given: Any, *rest: Any) -> Any:
+        made = forward(ctx, given, *rest)
+        if made._local_tensor is not given._local_tensor:
+            made._local_tensor = _laid_out(made._local_tensor, made.stride())
+        return made
+
+    distributed.__module__ = distribute.__module__
+    with (
+        mock.patch.object(Redistribute, "forward", staticmethod(redistributed)),
+        mock.patch.object(_api, "distribute_tensor", distributed),
+        mock.patch.object(dtensors, "distribute_tensor", distributed),
+    ):
+        yield
+
+
+def _laid_out(local: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
+    """Return a tensor whose dims are in memory in the order of ``strides``: a copy, if they are in another order."""
+    order = sorted(range(local.ndim), key=lambda dim: -strides[dim])
+    found = [local.stride(dim) for dim in order if local.shape[dim] > 1]
+    if found == sorted(found, reverse=True):
+        return local
+    return local.permute(order).contiguous().permute([order.index(dim) for dim in range(local.ndim)])

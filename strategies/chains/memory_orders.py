@@ -1,0 +1,78 @@
+"""Programs about the order of elements in memory, which decides whether a view is legal.
+
+Each imports only torch, so that its source can stand in a reproduction.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from verifier.planning.boundary import declares
+
+__all__ = ["in_formats", "laid_out"]
+
+
+def in_formats(
+    path: str, given: list[Any], placements: list[Any], formats: list[Any], /, x: torch.Tensor
+) -> list[torch.Tensor]:
+    """Return what a function makes of images in several memory formats, one after the other, each as rows of a matrix.
+
+    A row is a view of an image: it has the image's elements in the order in which the format has them in memory.
+
+    Parameters
+    ----------
+    path
+        The function. If its name ends with ``like``, the images are copied to what it makes.
+    placements
+        Those of the images, which are made of the rows of ``x``.
+    formats
+        The memory formats. None stands for a call without one, whose result is in the order of the images.
+    """
+    function: Any = torch
+    for part in path.split(".")[1:]:
+        function = getattr(function, part)
+    held: Any = x.detach()
+    if isinstance(x, DTensor):
+        held = held.redistribute(placements=placements)
+    images = torch.stack([held * number for number in (1, 2, 3, 4)], -1).view(*x.shape, 2, 2)
+    found = []
+    for one in formats:
+        made = function(images, *given, **({} if one is None else {"memory_format": one}))
+        made = made.copy_(images) if path.endswith("like") else made
+        made = made.permute(0, 2, 3, 1) if one is torch.channels_last else made
+        found.append(made.view(x.shape[0], -1) * 2)
+    return found
+
+
+def laid_out(way: str, order: list[int], placements: list[Any], /, x: torch.Tensor) -> list[torch.Tensor]:
+    """Return twice a matrix that is a view of three multiples of ``x``, moved while their dims were permuted.
+
+    A view is taken only if the tensor says that it is contiguous.
+
+    Parameters
+    ----------
+    way
+        ``redistribute`` or ``distribute_tensor``.
+    order
+        The order of the three dims. The last one tells the multiples apart.
+    placements
+        What the permuted tensor is moved to.
+    """
+    held: Any = x.detach()
+    blocks = torch.stack([held, held * 2, held * 3], -1)
+    permuted: Any = blocks.permute(order)
+    if isinstance(blocks, DTensor) and way == "redistribute":
+        permuted = permuted.redistribute(placements=placements)
+    elif isinstance(blocks, DTensor):
+        whole = blocks.full_tensor().permute(order)
+        permuted = torch.distributed.tensor.distribute_tensor(whole, blocks.device_mesh, placements)
+    back = permuted.permute([order.index(dim) for dim in range(3)])
+    rows = x.shape[0]
+    return [(back.view(rows, -1) if back.is_contiguous() else back.reshape(rows, -1)) * 2]
+
+
+for _program in (in_formats, laid_out):
+    declares(f"{__name__}.{_program.__name__}")
