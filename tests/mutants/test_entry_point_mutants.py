@@ -56,6 +56,21 @@ RAISING = (
 
 
 CASES: dict[Callable[[], None], tuple[Callable[..., Any], tuple[object, ...], dict[str, torch.Tensor]]] = {
+    entry_point_mutants.numbers_drawn_in_vain: (
+        entry_points.drawn,
+        ("torch.multinomial", [2], 5),
+        {"x": NUMBERS},
+    ),
+    entry_point_mutants.redistributed_blocks_turned: (
+        memory_orders.laid_out,
+        ("redistribute", [0, 1, 2], [Replicate()]),
+        {"x": NUMBERS},
+    ),
+    entry_point_mutants.images_copied_twice: (
+        memory_orders.in_formats,
+        ("torch.empty_like", [], [Shard(0)], [None]),
+        {"x": NUMBERS},
+    ),
     entry_point_mutants.third_derivatives_halved: (
         second_gradients.twice,
         ("torch.lgamma", [], {}),
@@ -163,21 +178,6 @@ CASES: dict[Callable[[], None], tuple[Callable[..., Any], tuple[object, ...], di
         {"x": NUMBERS},
     ),
     entry_point_mutants.checked_replicas_negated: (parallel.checked_on_submeshes, ("",), {"x": NUMBERS}),
-    entry_point_mutants.numbers_drawn_in_vain: (
-        entry_points.drawn,
-        ("torch.multinomial", [2], 5),
-        {"x": NUMBERS},
-    ),
-    entry_point_mutants.redistributed_blocks_turned: (
-        memory_orders.laid_out,
-        ("redistribute", [0, 1, 2], [Replicate()]),
-        {"x": NUMBERS},
-    ),
-    entry_point_mutants.images_copied_twice: (
-        memory_orders.in_formats,
-        ("torch.empty_like", [], [Shard(0)], [None]),
-        {"x": NUMBERS},
-    ),
 }
 """For each mutant a program, its arguments and its tensors."""
 
