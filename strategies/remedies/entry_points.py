@@ -43,7 +43,6 @@ from verifier.torch_internals.amending.entry_points import (
     tuples_of_one_kept,
     unsorted_meshes_refused,
 )
-from verifier.torch_internals.amending.generators import generators_heeded
 from verifier.torch_internals.amending.handing_over import (
     chunks_of_strided_shards,
     memory_of_locals,
@@ -60,7 +59,7 @@ from verifier.torch_internals.amending.parallelism import (
     sources_passed_on,
 )
 from verifier.torch_internals.amending.propagation import Decision, refused
-from verifier.torch_internals.amending.registrations import handled
+from verifier.torch_internals.amending.registrations import generators_heeded, handled
 
 __all__ = ["REMEDIES"]
 

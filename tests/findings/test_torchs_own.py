@@ -160,6 +160,16 @@ def test_no_strategy_is_to_blame_where_torch_keeps_no_rule_but_one_that_lists_no
     assert mended_beside_rules((), [finding], [str(file)]) == mended
 
 
+@pytest.fixture(scope="module")
+def weighted() -> torch.library.Library:
+    """Define the op of KEYWORD here once: what is deregistered and defined again is another op to torch.ops."""
+    library = torch.library.Library("torchs_own", "FRAGMENT")
+    library.define("weighted(Tensor x, *, Tensor w) -> Tensor")
+    library.impl("weighted", lambda x, *, w: (x * w).sum(-1), "CompositeExplicitAutograd")
+    return library
+
+
+@pytest.mark.usefixtures("weighted")
 @pytest.mark.parametrize(
     ("output", "mended"), [("Partial()", {"a000": "keyword-tensors-not-redistributed"}), ("Partial('max')", {})]
 )
@@ -168,9 +178,6 @@ def test_a_tensor_that_is_given_by_keyword_is_redistributed_and_a_wrong_rule_sta
 ) -> None:
     file = tmp_path / "weighted.py"
     file.write_text(KEYWORD.replace("OUTPUT", output))
-    library = torch.library.Library("torchs_own", "FRAGMENT")
-    library.define("weighted(Tensor x, *, Tensor w) -> Tensor")
-    library.impl("weighted", lambda x, *, w: (x * w).sum(-1), "CompositeExplicitAutograd")
     tensors = torch.arange(8.0).reshape(2, 4), torch.arange(1.0, 5.0)
     op = "torchs_own.weighted.default"
     case = OpCase(op, f"torch.ops.{op}", tensors[:1], {"w": tensors[1]}, "own")

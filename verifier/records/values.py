@@ -230,7 +230,8 @@ def _store_tensor(tensor: torch.Tensor, where: str) -> TensorRecord:
 def _order(tensor: torch.Tensor) -> list[int]:
     """Return the dims of a tensor in memory, the outermost first; none if it has gaps, or is as it is made without."""
     order = sorted(range(tensor.ndim), key=tensor.stride, reverse=True)
-    usual = tensor.is_contiguous() or order == [*reversed(range(tensor.ndim))]
+    long = [dim for dim in order if tensor.shape[dim] > 1]
+    usual = tensor.is_contiguous() or long == sorted(long, reverse=True)
     return [] if usual or not tensor.permute(order).is_contiguous() else order
 
 

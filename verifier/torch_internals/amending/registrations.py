@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import torch
 from torch._decomp import decomposition_table
 from torch._ops import OpOverload
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, _random
 from torch.distributed.tensor import _decompositions as decompositions
 from torch.distributed.tensor import _sharding_prop as choosing
 from torch.distributed.tensor._op_schema import OpSchema, RuntimeSchemaInfo
@@ -33,6 +33,7 @@ __all__ = [
     "empty_choices_refused",
     "empty_views_replicated",
     "exchanged",
+    "generators_heeded",
     "handled",
     "handled_where",
     "layered",
@@ -355,3 +356,22 @@ def ordered_rules() -> Iterator[None]:
     finally:
         for (holder, name, _), old in zip(changes, kept, strict=True):
             setattr(holder, name, old)
+
+
+def generators_heeded() -> contextlib.AbstractContextManager[None]:
+    """Let a random op draw from the generator that it is given, also on a device for which there is no tracker."""
+
+    def heeding(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
+        given = kwargs.get("generator")
+        if given is None or given.device.type != "cpu" or _random._rng_tracker is not None:
+            return op(*args, **kwargs)
+        default = torch.default_generator
+        state = default.get_state()
+        default.set_state(given.get_state())
+        try:
+            return op(*args, **{name: value for name, value in kwargs.items() if name != "generator"})
+        finally:
+            given.set_state(default.get_state())
+            default.set_state(state)
+
+    return layered(DTensor._op_dispatcher._random_ops, heeding)
