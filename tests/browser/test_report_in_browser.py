@@ -40,6 +40,7 @@ window.addEventListener("error", (event) => { out.error = event.message; });
 const press = (key) => document.activeElement.dispatchEvent(new KeyboardEvent("keydown", { key, bubbles: true }));
 const table = document.querySelector("table.matrix");
 const stops = () => table.querySelectorAll('td[tabindex="0"]').length;
+out.focused = document.hasFocus();
 table.tBodies[0].rows[0].cells[1].focus();
 out.first = document.getElementById(table.dataset.readout).textContent;
 press("ArrowRight"); press("ArrowDown");
@@ -129,9 +130,13 @@ def test_a_message_cannot_run_a_script(tmp_path: Path) -> None:
 @pytest.mark.parametrize("width", [1400, 500])
 def test_keys_filter_and_copy_work_and_nothing_hangs_over(width: int, tmp_path: Path) -> None:
     (tmp_path / "index.html").write_text(driven(render_html(make_long_run(30))), encoding="utf-8")
-    dom, _ = open_page((tmp_path / "index.html").as_uri(), tmp_path / "profile", width)
-    (out,) = re.findall(r'data-out="([^"]*)"', dom)
-    out = out.replace("&quot;", '"')
+    out = ""
+    for start in range(STARTS):  # on a busy machine the browser now and then gives no page the focus
+        dom, _ = open_page((tmp_path / "index.html").as_uri(), tmp_path / f"profile-{start}", width)
+        (out,) = re.findall(r'data-out="([^"]*)"', dom)
+        out = out.replace("&quot;", '"')
+        if '"focused":true' in out:
+            break
     assert '"error"' not in out
     assert '"first":"indices=R, weight=R: 11 PASS"' in out
     assert '"moved":"indices=S(0), weight=S(0): not tried"' in out
