@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import combinations
 from typing import NamedTuple
@@ -13,7 +13,7 @@ import torch
 
 from strategies.opinfo.calls.call import Call
 from strategies.opinfo.calls.running import accepts
-from strategies.opinfo.samples.argument_spellings import Variation, with_value
+from strategies.opinfo.samples.argument_spellings import Variation, with_value, with_values
 from strategies.opinfo.samples.branches import branches, claimed, extent_branches, near_numbers
 from verifier.torch_internals.amending.propagation import rule_function
 from verifier.torch_internals.amending.rule_code import constants_of_op, constants_of_rule
@@ -115,11 +115,7 @@ def _flags(call: Call) -> Iterator[_Value]:
         for some in combinations(flags, count):
             values = {name: not given[name] for name in some}
             label = ", ".join(f"{name} is {value}" for name, value in values.items())
-            yield _Value(Variation(label, partial(_with_values, values)), named=True, infinite=False)
-
-
-def _with_values(values: Mapping[str, object], call: Call) -> Call | None:
-    return Call.of(call.op, {**call.values, **values})
+            yield _Value(Variation(label, partial(with_values, values)), named=True, infinite=False)
 
 
 def _alike(one: object, other: object) -> bool:

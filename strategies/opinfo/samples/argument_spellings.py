@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -11,7 +11,7 @@ import torch
 from strategies.opinfo.calls.call import Call, Parameter, attempt, parameters
 from strategies.opinfo.calls.op_names import base_of
 
-__all__ = ["DIMS", "Variation", "equivalent_dim", "spellings", "with_value"]
+__all__ = ["DIMS", "Variation", "equivalent_dim", "spellings", "with_value", "with_values"]
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,11 @@ _FLAGS = {
 def with_value(call: Call, name: str, value: object) -> Call | None:
     """Return ``call`` with another value of the argument ``name``."""
     return Call.of(call.op, {**call.values, name: value})
+
+
+def with_values(values: Mapping[str, object], call: Call) -> Call | None:
+    """Return ``call`` with other values of several arguments, by name."""
+    return Call.of(call.op, {**call.values, **values})
 
 
 def spellings(call: Call) -> Iterator[Variation]:

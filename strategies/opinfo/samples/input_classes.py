@@ -17,7 +17,7 @@ from strategies.opinfo.calls.call import Call, Parameter, attempt, parameters
 from strategies.opinfo.calls.checked import is_trusting, is_unchecked
 from strategies.opinfo.calls.op_facts import KEEP_VALUES
 from strategies.opinfo.calls.op_names import base_of
-from strategies.opinfo.samples.argument_spellings import Variation, equivalent_dim, with_value
+from strategies.opinfo.samples.argument_spellings import Variation, equivalent_dim, with_value, with_values
 from strategies.opinfo.samples.branches import argument_branches, branches, extent_branches, tied_ones
 from strategies.opinfo.samples.conversions import as_complex, converted
 from strategies.opinfo.samples.dim_numbers import batch_dims, batch_dims_of_gradients, dim_numbers
@@ -435,16 +435,12 @@ def several_dims(call: Call) -> Iterator[Variation]:
     kept = {one.name: False for one in parameters(call.op) if one.name == "keepdim"}
     for parameter in parameters(call.op):
         if parameter.name in _NAMES_OF_DIMS and "List[int]" in parameter.type:
-            yield Variation("the first two dims", partial(_with_values, {parameter.name: [0, 1], **kept}))
+            yield Variation("the first two dims", partial(with_values, {parameter.name: [0, 1], **kept}))
             every = [*range(call.tensors[0].ndim)]
-            yield Variation("all dims", partial(_with_values, {parameter.name: every, **kept}))
+            yield Variation("all dims", partial(with_values, {parameter.name: every, **kept}))
 
 
 _USUAL_DIMS = 3
-
-
-def _with_values(values: Mapping[str, object], call: Call) -> Call | None:
-    return Call.of(call.op, {**call.values, **values})
 
 
 def flags(call: Call) -> Iterator[Variation]:
@@ -461,7 +457,7 @@ def flags(call: Call) -> Iterator[Variation]:
     yield from (_value(name, value) for name, value in others.items())
     if len(others) > 1:
         label = ", ".join(f"{name} is {value}" for name, value in others.items())
-        yield Variation(label, partial(_with_values, others))
+        yield Variation(label, partial(with_values, others))
     if "left" in others:
         for values in ({"left": others["left"]}, {**others}):
             label = ", ".join(f"{name} is {value}" for name, value in values.items())
@@ -471,7 +467,7 @@ def flags(call: Call) -> Iterator[Variation]:
 def _on_the_other_side(values: Mapping[str, object], call: Call) -> Call | None:
     """Return the call with its last matrix transposed, as a product from the other side asks for."""
     turned = call.with_tensors((len(call.tensors) - 1,), lambda one: one.mT.contiguous() if one.ndim > 1 else None)
-    return None if turned is None else _with_values(values, turned)
+    return None if turned is None else with_values(values, turned)
 
 
 _FLAGS = ("invert", "accumulate", "include_self", "left", "adjoint", "unitriangular", "equal_nan", "log_input", "full",
