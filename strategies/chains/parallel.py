@@ -45,20 +45,13 @@ def resharded(model: str, dim: int, recomputed: bool, hidden: int, /, x: torch.T
         from torch.distributed.tensor.parallel.input_reshard import input_reshard
         from torch.utils.checkpoint import checkpoint
 
-        class Recomputed(nn.Module):
-            """A module whose activations are computed again in the backward pass."""
-
-            def __init__(self, inner: Any) -> None:
-                super().__init__()
-                self.inner = inner
-
-            def forward(self, x: torch.Tensor) -> Any:
-                return checkpoint(self.inner, x, use_reentrant=False)
-
         mesh = named(x.device_mesh)["abc"[x.device_mesh.ndim - 1]]
         plan: Any = {"0": parallel.ColwiseParallel(), "2": parallel.RowwiseParallel()}
         network = parallel.parallelize_module(network, mesh, plan) if model == "split" else network
-        network = input_reshard(Recomputed(network) if recomputed else network, mesh, dim)
+        if recomputed:
+            whole = network.forward
+            network.forward = lambda x: checkpoint(whole, x, use_reentrant=False)
+        network = input_reshard(network, mesh, dim)
         given = given.full_tensor()
     given = given.clone().requires_grad_()
     result = network(given)

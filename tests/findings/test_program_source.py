@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
+from importlib import import_module
+from pkgutil import iter_modules
+
 import torch
 
+from strategies import chains
 from verifier.findings.script.source import needs_its_module, program_source
 
 
@@ -26,3 +31,27 @@ def test_functions_that_call_each_other() -> None:
     source = program_source(call)
     assert [source.count(f"def {name}(") for name in ("halved", "ends", "program")] == [1, 1, 1]
     assert source.index("def ends(") < source.index("def program(")
+
+
+def with_a_class(values: torch.Tensor) -> torch.Tensor:
+    class Doubled(torch.nn.Module):
+        def forward(self, given: torch.Tensor) -> torch.Tensor:
+            return 2 * given
+
+    return Doubled()(values)
+
+
+def test_a_class_inside_of_a_program_needs_no_module() -> None:
+    assert not needs_its_module(f"{__name__}.with_a_class")
+
+
+def test_programs_of_chains_need_torch_alone() -> None:
+    modules = [import_module(f"{chains.__name__}.{one.name}") for one in iter_modules(chains.__path__)]
+    calls = [
+        f"{module.__name__}.{name}"
+        for module in modules
+        for name in getattr(module, "__all__", ())
+        if inspect.isfunction(made := getattr(module, name)) and "x" in inspect.signature(made).parameters
+    ]
+    assert len(calls) > 30
+    assert [call for call in calls if needs_its_module(call)] == []

@@ -133,7 +133,7 @@ def _stands_alone(function: FunctionType, known: dict[str, object]) -> bool:
         return False
     defaults = [*defined.args.defaults, *(default for default in defined.args.kw_defaults if default is not None)]
     used = {node.id for default in defaults for node in ast.walk(default) if isinstance(node, ast.Name)}
-    used |= _names(function.__code__) & function.__globals__.keys()
+    used |= (_names(function.__code__) & function.__globals__.keys()) - {"__name__"}  # a class reads that of its module
     missing = object()
     given = {name: getattr(builtins, name, missing) for name in used} | known
     return all(function.__globals__.get(name, getattr(builtins, name, missing)) is given[name] for name in used)
