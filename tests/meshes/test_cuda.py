@@ -142,6 +142,17 @@ def test_wrong_rules_are_found(kind: Kind) -> None:
     assert verdicts(kind, (2,), [(FREQUENT, "R S(0)", "S(0)")]) == [VerdictKind.WRONG_GRADIENT]
 
 
+INTEGERS = OpCase("aten.mm.default", "torch.mm", (torch.arange(1, 7).reshape(3, 2), torch.arange(1, 9).reshape(2, 4)))
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_kernel_that_the_device_lacks_says_nothing_of_the_rule(kind: Kind) -> None:
+    """CUDA multiplies no matrices of integers."""
+    expected = VerdictKind.INCONCLUSIVE if kind.gpus else VerdictKind.PASS
+    assert verdicts(kind, (2,), [(INTEGERS, "S(0) R", ""), (MATMUL, "S(0) R", "")]) == [expected, VerdictKind.PASS]
+
+
 @pytest.mark.ranks
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_fault_is_mended(kind: Kind) -> None:

@@ -158,6 +158,8 @@ class ProcessReport:
     """``(phase, collective, count)``, only for a traced trial."""
     unchecked: tuple[str, ...] = ()
     """Why local tensors could not be compared with what their placements promise."""
+    other_kernel: str = ""
+    """What the call does on plain tensors of the mesh's device and not on the CPU, if the trial failed."""
     seconds: tuple[tuple[str, float], ...] = ()
     cache_misses: int = 0
     returned: object = None

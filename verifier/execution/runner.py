@@ -34,6 +34,7 @@ from verifier.execution.converter import DTensorConverter
 from verifier.execution.faults import inject
 from verifier.execution.trial_log import TrialLog
 from verifier.oracle.comparison import Spot, check_full, check_shards, have_same_strides, is_comparable
+from verifier.oracle.plain_call import other_kernel
 from verifier.oracle.reference import Reference, output_names
 from verifier.oracle.tolerance import case_tolerance, unexplained
 from verifier.programs import asked_placements, needs_fresh_caches
@@ -132,15 +133,18 @@ class TrialRunner:
             clear_caches()  # keys leave arguments out, such as `out`, so that the rule of another trial would run
         misses = cache_misses()
         started = time.perf_counter()
+        steps = _Steps(self, trial, reference, log)
         with self.recorder.recording():
             try:
-                _Steps(self, trial, reference, log).run()
+                steps.run()
                 log.reached = Phase.DONE
             except _Stopped:
                 pass
             except Exception as error:  # noqa: BLE001 - the process boundary: becomes TOOL_ERROR with its traceback
                 log.fail(error, ours=True)
                 self.exchange.announce(log.report(self.ranks))
+        if log.differences:
+            steps.note_kernel()
         log.seconds["total"] += time.perf_counter() - started
         if self._overwritten(trial.case):
             self._case = self._converter = None
@@ -179,6 +183,7 @@ class _Steps:
             result.append(resolve(trial.case.call)(*args, **kwargs))
         outputs = self.outputs(result, inputs)
         if reference.raised is not None:
+            self.note_kernel()
             self.agree()
             return
         names = output_names(reference)
@@ -240,7 +245,20 @@ class _Steps:
             ]
             log.executed += [Executed(phase, log.backward, op, texts) for op, texts in recorder.executed]
         if log.raised is not None:
+            self.note_kernel()
             self.runner.exchange.announce(log.report(self.runner.ranks))
+
+    def note_kernel(self) -> None:
+        """Note what the call on plain tensors does otherwise than the reference, if the mesh is not one of CPUs."""
+        log, kind = self.log, self.mesh.device_type
+        if kind == "cpu" or log.other_kernel:
+            return
+        try:
+            torch.cuda.synchronize()
+        except RuntimeError:  # after an illegal access every call fails, which says nothing of its kernel
+            return
+        with log.timed("compare"):
+            log.other_kernel = other_kernel(self.trial, self.reference, torch.device(kind))
 
     def inject_fault(self) -> None:
         inject(self.trial.fault, self.runner.ranks, self.log.reached, self.runner.exchange.agree)

@@ -49,6 +49,7 @@ class TrialLog:
     executed: list[Executed] = field(default_factory=list)
     collectives: Counter[tuple[str, str]] = field(default_factory=Counter)
     unchecked: list[str] = field(default_factory=list)
+    other_kernel: str = ""
     seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
 
     def timed(self, share: str) -> _Timed:
@@ -68,6 +69,7 @@ class TrialLog:
             executed=tuple(self.executed),
             collectives=tuple((phase, name, n) for (phase, name), n in sorted(self.collectives.items())),
             unchecked=tuple(self.unchecked),
+            other_kernel=self.other_kernel,
             seconds=tuple(self.seconds.items()),
             cache_misses=misses,
         )

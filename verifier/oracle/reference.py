@@ -23,6 +23,8 @@ __all__ = [
     "output_names",
 ]
 
+_CPU = torch.device("cpu")
+
 
 @dataclass
 class Reference:
@@ -111,11 +113,11 @@ def _cotangent(output: torch.Tensor, draw: int, position: int) -> torch.Tensor:
     generator = torch.Generator().manual_seed(hash((draw, position, 77)) & 0x7FFFFFFF)
     magnitude = torch.randint(1, 4, output.shape, generator=generator)
     sign = torch.randint(0, 2, output.shape, generator=generator) * 2 - 1
-    return (magnitude * sign).to(output.dtype)
+    return (magnitude * sign).to(output.device, output.dtype)
 
 
-def make_reference(case: OpCase) -> Reference:
-    """Run the call of ``case`` on copies of its values.
+def make_reference(case: OpCase, device: torch.device = _CPU) -> Reference:
+    """Run the call of ``case`` on copies of its values, which are on ``device``.
 
     Raises
     ------
@@ -129,10 +131,10 @@ def make_reference(case: OpCase) -> Reference:
     seen: dict[int, torch.Tensor] = {}
     for leaf in leaves:
         if not isinstance(leaf, torch.Tensor):
-            copies.append(leaf)
+            copies.append(device if leaf == _CPU else leaf)  # a call is drawn on the CPU, and means its own device
             continue
         if id(leaf) not in seen:
-            copy = leaf.detach().clone(memory_format=torch.preserve_format)
+            copy = leaf.detach().to(device, copy=True, memory_format=torch.preserve_format)
             seen[id(leaf)] = copy.requires_grad_(leaf.requires_grad)
         copies.append(seen[id(leaf)])
         inputs.append(seen[id(leaf)])

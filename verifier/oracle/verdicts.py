@@ -72,6 +72,9 @@ def _judge(observation: Observation, reference: Reference) -> Verdict:
             return Verdict(
                 VerdictKind.TOOL_ERROR, f"{error.type}: {error.message}", error.phase, detail=error.traceback
             )
+    for report in reports:
+        if report.other_kernel:
+            return Verdict(VerdictKind.INCONCLUSIVE, report.other_kernel)
     if raised:
         return _judge_raised(observation, reference, raised)
     if observation.fate is not Fate.COMPLETED or len(reports) != len(observation.reports):
