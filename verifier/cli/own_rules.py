@@ -29,6 +29,7 @@ from verifier.gate.evidence import Evidence, NoEvidence, proves
 from verifier.gate.question import Question, imports_text
 from verifier.meshes.torchrun.controller import Cluster
 from verifier.planning.budgets import OWN_RULES
+from verifier.processes.answers import ANSWERS
 from verifier.records.schema import INTERRUPTED, RunRecord
 from verifier.rules.campaign.lost import lost_rules
 from verifier.rules.campaign.recorded import record_rules
@@ -86,14 +87,16 @@ def verify_own_rules(
             "recorded with it, name the ops: gate OP"
         )
     if changed is None:
-        return _verify(imports, ops, meshes, store, known, path, rank_memory, cluster, dry_run, detail, jobs)
+        with ANSWERS.sharing():
+            return _verify(imports, ops, meshes, store, known, path, rank_memory, cluster, dry_run, detail, jobs)
     definitions = definitions_of_rules()
     differing = tuple(op for op in ops if changed.is_changed(definitions.get(op, ())))
     others = tuple(op for op in ops if op not in differing)
     recorded = recorded_since(changed, store, known, others, meshes)
     if not differing:
         return recorded
-    made = _verify(imports, differing, meshes, store, known, path, rank_memory, cluster, dry_run, detail, jobs)
+    with ANSWERS.sharing():
+        made = _verify(imports, differing, meshes, store, known, path, rank_memory, cluster, dry_run, detail, jobs)
     left_out = (f"{plural(len(others), 'op')} whose strategies do not differ from {changed.ref}: {', '.join(others)}",)
     return replace(
         made,
@@ -115,10 +118,10 @@ def _verify(
     detail: Detail,
     jobs: int | None,
 ) -> Evidence:
-    request = RulesRequest(imports=imports, command=command_line(), claims_only=True, only=ops)
+    request = RulesRequest(imports=imports, command=command_line(), claims_only=True, only=ops, jobs=jobs)
     if len(ops) > MANY:
         request = replace(request, max_samples=SAMPLES_OF_MANY)
-    plan = make_rules_plan(request, known)
+    plan = replace(make_rules_plan(request, known), answers=ANSWERS.folder)
     if dry_run:
         _say_estimates(plan, _plan(imports, ops, meshes, known, path, rank_memory, cluster, jobs), store)
     shown = [] if detail is Detail.QUIET else [RulesProgress(consoles()[1], plan)]
@@ -134,6 +137,7 @@ def _verify(
     interrupted = rules is not None and any(one.reason == INTERRUPTED for one in rules.untested)
     left = tuple(ops) if interrupted else kept_off_ranks(ops, accused)
     campaign = _without(campaign, left)
+    ANSWERS.read()
     on_meshes = record(campaign, store, progress(detail)) if campaign.selected else None
     if on_meshes is not None:
         on_meshes, also = without_those_of_torch(on_meshes, store)

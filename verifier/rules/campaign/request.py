@@ -86,6 +86,8 @@ class RulesPlan:
     """Ops that were to be checked and of which no source has samples."""
     meshes_named: bool = False
     """Whether the user named the meshes; entries of the baseline on other meshes are then not tried again."""
+    answers: str = ""
+    """The folder in which processes share what DTensor claims of calls; see :class:`.work.WorkItem`."""
 
 
 def make_rules_plan(request: RulesRequest, baseline: Baseline) -> RulesPlan:
