@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from itertools import combinations
+from itertools import combinations, zip_longest
 
 import torch
 
@@ -263,9 +263,16 @@ def _goes_through_elements(call: Call) -> bool:
 
 def _each(change: Callable[[torch.Tensor], torch.Tensor], call: Call) -> Call | None:
     leaves = [change(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in call.leaves]
-    if sum(leaf.numel() for leaf in leaves if isinstance(leaf, torch.Tensor)) > _MOST_ELEMENTS:
+    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    if sum(tensor.numel() for tensor in tensors) > _MOST_ELEMENTS or _broadcast(tensors) > _MOST_ELEMENTS:
         return None
     return call.with_leaves(leaves)
+
+
+def _broadcast(tensors: Sequence[torch.Tensor]) -> int:
+    """Return the number of elements of what tensors are broadcast to; 0 if they cannot be."""
+    extents = [set(one) - {1} for one in zip_longest(*(tensor.shape[::-1] for tensor in tensors), fillvalue=1)]
+    return math.prod(max(one, default=1) for one in extents) if all(len(one) < 2 for one in extents) else 0
 
 
 def _converted(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
