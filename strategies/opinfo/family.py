@@ -217,8 +217,8 @@ def _source() -> OpInfoSource:
 def _is_of_the_user(name: str) -> bool:
     """Return whether the user registered rules for the overload ``name``.
 
-    Rare classes of input of its calls are drawn in one dtype, and calls of other dtypes are such a class: to ask for all
-    of them what the rules claim takes seconds.
+    Rare classes of input of its calls are drawn in one dtype, because calls of other dtypes are such a class. To ask
+    what the rules claim of them all takes seconds.
     """
     return any(str(op) == name and is_registered_by_user(op) for op in registered_overloads())
 

@@ -16,6 +16,8 @@ from verifier.cli.common import command_line, consoles, meanwhile, write_out
 from verifier.cli.options import Detail
 from verifier.cli.progress import RulesProgress
 from verifier.cli.work import estimate, progress, without_those_of_torch
+from verifier.core.errors import SamplesError
+from verifier.core.verdict import VerdictKind
 from verifier.core.wording import NO_SAMPLES, plural
 from verifier.execution.imports import (
     definitions_of_rules,
@@ -33,12 +35,12 @@ from verifier.processes.answers import ANSWERS
 from verifier.records.schema import INTERRUPTED, RunRecord
 from verifier.rules.campaign.lost import lost_rules
 from verifier.rules.campaign.recorded import record_rules
-from verifier.rules.campaign.request import RulesPlan, RulesRequest, make_rules_plan
+from verifier.rules.campaign.request import RulesPlan, RulesRequest, errors_of_samples, make_rules_plan
 from verifier.rules.campaign.table import TableBuilder
 from verifier.runs.estimate import estimate_of_rules
 from verifier.runs.store import RunStore
 
-__all__ = ["kept_off_ranks", "verify_own_rules"]
+__all__ = ["kept_off_ranks", "verify_own_rules", "why_unproved"]
 
 MANY = 8
 """If an import changes the rules of more ops, as by a function that their strategies share, each is checked less."""
@@ -118,6 +120,10 @@ def _verify(
     detail: Detail,
     jobs: int | None,
 ) -> Evidence:
+    wrong_samples = errors_of_samples(ops)
+    if len(wrong_samples) == len(ops):
+        raise SamplesError("; ".join(dict.fromkeys(wrong_samples.values())))
+    asked, ops = ops, tuple(op for op in ops if op not in wrong_samples)
     request = RulesRequest(imports=imports, command=command_line(), claims_only=True, only=ops, jobs=jobs)
     if len(ops) > MANY:
         request = replace(request, max_samples=SAMPLES_OF_MANY)
@@ -149,13 +155,15 @@ def _verify(
         why = "level 1 was interrupted" if interrupted else "of what level 1 shows"
         left_out.append(f"{plural(len(others), 'other op' if accused else 'op')} on ranks: not tried, because {why}")
     left_out += of_torch
-    question = Question(tuple(ops), tuple(map(str, campaign.meshes)), tuple(imports))
-    unproved = [f"{op} {why}" for op in ops if op not in others and (why := _why_unproved(op, runs))]
+    question = Question(tuple(asked), tuple(map(str, campaign.meshes)), tuple(imports))
+    unproved = {op: why for op in ops if op not in others and (why := why_unproved(op, runs))}
+    unanswered = [NoEvidence(one, "correct the samples; the other ops were verified") for one in wrong_samples.values()]
     if len(unproved) == len(ops):
         remedy = "nothing that the imports register was verified"
-        return Evidence(question, tuple(runs), tuple(NoEvidence(one, remedy) for one in unproved), tuple(left_out),
-            lost=lost.result())  # fmt: skip
-    return Evidence(question, tuple(runs), (), (*unproved, *left_out), lost=lost.result())
+        unanswered += [NoEvidence(f"{op} {why}", remedy) for op, why in unproved.items()]
+    else:
+        left_out = [*(f"{op} {why}" for op, why in unproved.items()), *left_out]
+    return Evidence(question, tuple(runs), tuple(unanswered), tuple(left_out), lost=lost.result())
 
 
 def _say_estimates(rules: RulesPlan, campaign: Plan, store: RunStore) -> NoReturn:
@@ -202,12 +210,18 @@ def _without(plan: Plan, left: Sequence[str]) -> Plan:
     return replace(plan, selected=selected)
 
 
-def _why_unproved(op: str, runs: Sequence[RunRecord]) -> str:
-    """Return why no run proves anything about an op; empty if one does."""
+def why_unproved(op: str, runs: Sequence[RunRecord]) -> str:
+    """Return why no run proves anything about an op; empty if one does.
+
+    A trial that fails proves something only if a finding tells of it: torch may fail in the same way without the rules.
+    """
     counts = [run.counts_by_op.get(op, {}) for run in runs]
-    if any(map(proves, counts)):
+    told = any(op in (finding.op, finding.rule.partition(":")[0]) for run in runs for finding in run.findings)
+    if any(one.get(VerdictKind.PASS) or (told and proves(one)) for one in counts):
         return ""
     tried = sum(sum(one.values()) for one in counts)
+    if any(map(proves, counts)):
+        return f"is not verified: none of its {tried} trials and rules passes, and what fails is not about its rules"
     if tried:
         return f"is not verified: all of its {tried} trials and rules are unsupported or inconclusive"
     reasons = {rules.not_testable[op]: None for run in runs if run.rules for rules in run.rules.ops.values()

@@ -1,7 +1,7 @@
 """Answers that take long, kept so that no process of a check works out the same one again.
 
-Level 1's workers and level 2 draw calls by what the user's rules claim of them, and so ask about the same calls. Nothing
-is kept unless a check says so, because the rules of one process may change.
+Level 1's workers and level 2 draw calls by what the user's rules claim of them, and so ask about the same calls.
+Nothing is kept unless a check says so, because the rules of one process may change.
 """
 
 from __future__ import annotations

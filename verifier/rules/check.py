@@ -31,8 +31,7 @@ from verifier.rules.stale import stale_decisions
 from verifier.torch_internals.amending.propagation import is_torchs
 from verifier.torch_internals.names import OpOverload
 from verifier.torch_internals.placements import Combination, masked_extent, placement_text
-from verifier.torch_internals.registries import has_own_handler, sees_mesh
-from verifier.torch_internals.registries import installed_sharded_op
+from verifier.torch_internals.registries import has_own_handler, installed_sharded_op, sees_mesh
 
 __all__ = ["DRAWS_FOR_MISSING", "CheckOptions", "Position", "check_sample", "places_of"]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from itertools import combinations, zip_longest
+from itertools import combinations, permutations, zip_longest
 
 import torch
 
@@ -22,7 +22,16 @@ from verifier.rules.claims import claims_and_failures
 from verifier.torch_internals.amending.propagation import is_torchs
 from verifier.torch_internals.amending.rule_code import constants_of_rule
 
-__all__ = ["argument_branches", "branches", "claimed", "extent_branches", "kinds_of", "near_numbers", "tied_ones"]
+__all__ = [
+    "argument_branches",
+    "branches",
+    "claimed",
+    "equal_numbers",
+    "extent_branches",
+    "kinds_of",
+    "near_numbers",
+    "tied_ones",
+]
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.complex64)
 _USUAL_INTEGERS = (torch.int64, torch.uint8, torch.bool)
@@ -95,6 +104,20 @@ def argument_branches(call: Call) -> Iterator[Variation]:
                 change = partial(_with_argument, base, parameter.name, value)
                 if value != given and claimed(change(call)) - usual:
                     yield Variation(f"{label}{parameter.name} is {value}", change)
+
+
+def equal_numbers(call: Call) -> Iterator[Variation]:
+    """Yield calls of ops of the user's in which one number has the value of another, as ``min`` that of ``max``.
+
+    An op may then do something else, as ``histc`` does, which takes the range from the values.
+    """
+    if is_torchs(call.op):
+        return
+    kinds = {one.name: one.type for one in parameters(call.op) if one.type in ("number", "float")}
+    given = {one.name: call.values.get(one.name, one.default) for one in parameters(call.op) if one.name in kinds}
+    for name, other in permutations(given, 2):
+        if given[name] != given[other] and kinds[name] == kinds[other]:
+            yield Variation(f"{name} is {other}", partial(_with_argument, _same, name, given[other]))
 
 
 def _same(call: Call) -> Call | None:

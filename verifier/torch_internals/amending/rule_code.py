@@ -58,7 +58,9 @@ def _follows_hashes(function: object, seen: set[object]) -> bool:
     if isinstance(function, ModuleType):
         return function.__name__.partition(".")[0] not in _ORDERED
     if isinstance(function, list | tuple | dict):
-        return any(_follows_hashes(one, seen) for one in (function.values() if isinstance(function, dict) else function))
+        return any(
+            _follows_hashes(one, seen) for one in (function.values() if isinstance(function, dict) else function)
+        )
     if isinstance(function, MethodType):
         function = function.__func__
     if not isinstance(function, FunctionType):
