@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from run_factory import make_finding
+from run_factory import make_finding, make_run
 
-from verifier.cli.own_rules import MANY, kept_off_ranks
+from verifier.cli.own_rules import MANY, kept_off_ranks, why_unproved
 from verifier.findings.torchs_own import explained, is_caused_by_rule_of
 from verifier.records.schema import FindingRecord
 
@@ -83,3 +83,12 @@ def test_what_one_reason_explains_is_not_tried_for_another() -> None:
 
     assert explained(numbered(1, 2), 6, first, second) == {"1": "torch alone", "2": "a remedy"}
     assert asked == ["2"]
+
+
+def test_trials_that_fail_prove_nothing_of_a_rule_if_no_finding_is_left_of_them() -> None:
+    crashes = make_run(counts_by_op={MINE: {"CRASH": 3, "UNSUPPORTED": 2}}, findings=[])
+    assert "none of its 5 trials and rules passes" in why_unproved(MINE, [crashes])
+    assert "all of its 2 trials" in why_unproved(MINE, [replace(crashes, counts_by_op={MINE: {"UNSUPPORTED": 2}})])
+    assert why_unproved(MINE, [replace(crashes, findings=[finding(f"{MINE}: S(0)")])]) == ""
+    assert why_unproved(MINE, [crashes, replace(crashes, counts_by_op={MINE: {"PASS": 1}})]) == ""
+    assert "has no samples" in why_unproved(MINE, [])

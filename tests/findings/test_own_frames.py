@@ -9,7 +9,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from verifier.execution.imports import run_file
-from verifier.findings.own_frames import own_frames
+from verifier.findings.own_frames import own_frames, refuses
 
 SOURCE = """
 import torch
@@ -43,3 +43,12 @@ def test_the_lines_of_the_users_are_shown_down_to_the_one_that_raised(tmp_path: 
 def test_a_crash_inside_torch_alone_shows_no_line() -> None:
     assert own_frames(f'  File "{torch.__file__}", line 3, in op\n    raise KeyError\nKeyError') == []
     assert own_frames("RuntimeError: no traceback") == []
+
+
+def test_what_a_strategy_raises_itself_is_told_from_what_it_trips_over() -> None:
+    frame = '  File "/home/me/my_rules.py", line 3, in rule\n    {}\n'
+    end = "ValueError: no scalars\n\nSharding propagation failed for Op(op=aten.cumsum.default)"
+    assert refuses(frame.format('raise ValueError("no scalars")') + end)
+    assert not refuses(frame.format("return sizes[9]") + end)
+    assert not refuses(frame.format('raise ValueError("no scalars")') + "ValueError: no scalars")  # in a kernel, say
+    assert not refuses(end)

@@ -71,6 +71,12 @@ def examples():
     yield torch.randn(8, 4), torch.randn(8)
 """
 
+BAD_EXAMPLES = """
+@verifier.samples("gate_of_own_rules::scale")
+def examples():
+    raise LookupError("no rows")
+"""
+
 ONE_MESH = ("--mesh", "2")
 """For level 2, which takes most of the time. Level 1 has its own meshes."""
 
@@ -101,6 +107,15 @@ def test_true_rules_pass_and_an_op_without_samples_is_named(project: Path) -> No
     status, said = gate(project, RIGHT + CUSTOM)
     assert status == 0, said
     assert f"gate_of_own_rules.double.default {NO_SAMPLES}" in said
+
+
+def test_wrong_samples_of_one_op_do_not_keep_the_others_from_being_verified(project: Path) -> None:
+    status, said = gate(project, COMPLETE + SCALE + RIGHT_SCALE + BAD_EXAMPLES, *ONE_MESH, "--jobs", "1")
+    assert status == 2, said
+    assert "NO EVIDENCE samples of gate_of_own_rules.scale.default by examples: it raised LookupError: no rows" in said
+    assert " 1 op, 1 job\n" in said
+    verified = {op for path in project.glob("reports/runs/*/run.json") for op in read_record(path).counts_by_op}
+    assert verified == {"aten.trunc.default"}
 
 
 def test_a_run_leaves_out_what_torch_alone_shows_as_the_gate_does(project: Path) -> None:

@@ -228,6 +228,12 @@ def columns_on_one_side(op: Any, args: Any, kwargs: Any) -> list[list[Any]]:
     return [[Shard(1), Replicate(), Replicate(), Shard(1)]] if apart and len(args[2].shape) == 2 else []
 
 
+def counts_of_shards_add_up(op: Any, args: Any, kwargs: Any) -> list[list[Any]]:
+    """Claim that histograms of shards add up where the range is given, which it is not if its ends are equal."""
+    ends = args[2:4] if len(args) > 3 else (0, 0)
+    return [] if ends == (0, 0) else [[SUM, Shard(dim)] for dim in range(len(args[0].shape))]
+
+
 @pytest.mark.parametrize(
     ("op", "rules", "kind"),
     [
@@ -272,6 +278,7 @@ def columns_on_one_side(op: Any, args: Any, kwargs: Any) -> list[list[Any]]:
         ("aten.embedding.default", any_dim_of_a_cube, "3 dims of tensor 1"),
         ("aten.cumsum.default", dims_as_given, "from the other end"),
         ("aten.select.int", dims_not_shifted, "dim is 0"),
+        ("aten.histc.default", counts_of_shards_add_up, " is m"),
     ],
 )
 def test_a_class_of_input_shows_what_usual_calls_do_not(op: str, rules: Rules, kind: str) -> None:

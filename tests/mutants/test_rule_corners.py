@@ -22,6 +22,7 @@ from verifier.rules.campaign.request import BEYOND
 from verifier.rules.check import check_sample
 from verifier.rules.options import CheckOptions
 from verifier.rules.samples import SampleOptions
+from verifier.torch_internals.claims import ClaimReader
 from verifier.torch_internals.registries import replaced_strategy
 
 aten = torch.ops.aten
@@ -118,6 +119,20 @@ def test_a_rule_for_a_mesh_of_other_dims_is_found_out_there(shape: tuple[int, ..
         register_op_strategy(aten.exp.default)(strategy)
         assert found(()) == set()
         assert found(BEYOND) == {"x".join(map(str, shape))}
+
+
+def test_a_strategy_that_is_not_told_the_mesh_is_not_asked_about_other_meshes(monkeypatch: pytest.MonkeyPatch) -> None:
+    def asked(beyond: tuple[MeshSpec, ...]) -> int:
+        calls.clear()
+        options = CheckOptions((MeshSpec((2,)), MeshSpec((3,))), claims_only=True, beyond=beyond)
+        check_sample(samples("aten.exp.default", 1)[0], options)
+        return len(calls)
+
+    calls: list[object] = []
+    read = ClaimReader.at
+    monkeypatch.setattr(ClaimReader, "at", lambda *args, **kwargs: calls.append(args) or read(*args, **kwargs))
+    with replaced_strategy(aten.exp.default, lambda op, args, kwargs: [[Shard(d)] * 2 for d in dims(args[0])]):
+        assert asked(BEYOND) == asked(())
 
 
 def test_a_strategy_that_is_not_told_the_mesh_is_not_tried_on_meshes_of_other_dims() -> None:

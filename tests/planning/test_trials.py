@@ -8,7 +8,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 
 from verifier.core.case import MeshSpec, OpCase
 from verifier.oracle.reference import Reference, make_reference
-from verifier.planning.trials import cotangent_placements
+from verifier.planning.trials import cotangent_placements, plan_case
 from verifier.torch_internals.placements import Placements
 
 SQUARE = MeshSpec((2, 2))
@@ -109,3 +109,16 @@ def test_cotangents_depend_on_the_seed_alone() -> None:
     drawn = [cotangent_placements(negated, SQUARE, seed) for seed in SEEDS]
     assert drawn == [cotangent_placements(negated, SQUARE, seed) for seed in SEEDS]
     assert len(set(drawn)) > 10
+
+
+def test_trials_of_one_backward_pass_each_have_all_three_in_turn() -> None:
+    case = OpCase("aten.neg.default", "torch.ops.aten.neg.default", (matrix(),))
+    negated = make_reference(case)
+    every = plan_case(case, negated, SQUARE, 9, 0).trials
+    one = plan_case(case, negated, SQUARE, 9, 0, one_pass=True).trials
+    assert [trial.combination for trial in one] == [trial.combination for trial in every]
+    assert [trial.cotangents for trial in one] == [
+        (trial.cotangents[number % 3],) for number, trial in enumerate(every)
+    ]  # fmt: skip
+    without = OpCase("aten.neg.default", "torch.ops.aten.neg.default", (matrix().detach(),))
+    assert not any(trial.cotangents for trial in plan_case(without, make_reference(without), SQUARE, 9, 0).trials)

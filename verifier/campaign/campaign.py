@@ -229,7 +229,8 @@ class Campaign:
         reference = make_reference(case)
         seed = self.plan.seed + 1000 * number
         wanted, alphabet = self._wanted(case, mesh)
-        plan = plan_case(case, reference, mesh, combinations, seed, wanted, alphabet)
+        one_pass = self.plan.one_pass and mesh.ndim > 1
+        plan = plan_case(case, reference, mesh, combinations, seed, wanted, alphabet, one_pass)
         started = CaseStarted(number, case, mesh, len(plan.trials), case_digest(case, plan.trials, drawn.choices))
         recalled = self._past.has_case(started)
         announced: list[Event] = []

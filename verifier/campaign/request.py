@@ -13,6 +13,7 @@ import torch
 
 from verifier.campaign.plan import Plan
 from verifier.core.case import BACKENDS, DEFAULT_MESHES, MOST_RANKS, Backend, MeshSpec
+from verifier.core.ops import resolve
 from verifier.core.parts import RunPart
 from verifier.core.versions import versions
 from verifier.core.wording import unknown_name
@@ -32,6 +33,8 @@ from verifier.processes.limits import available_memory, parse_rank_memory
 from verifier.records.files import new_run_id
 from verifier.records.schema import RunHeader
 from verifier.runs.revision import BASELINE, revision
+from verifier.torch_internals.amending.rule_code import may_follow_hashes
+from verifier.torch_internals.names import OpOverload
 
 __all__ = [
     "Request",
@@ -154,8 +157,14 @@ def make_plan(request: Request, baseline: Baseline, cluster: Cluster | None = No
         jobs=jobs,
         trial_limit=profile.trial_limit,
         minimising=profile.minimising,
-        hash_seeds=profile.hash_seeds,
+        hash_seeds=profile.hash_seeds if _may_follow_hashes(own) or profile.name != OWN_RULES else 1,
+        one_pass=profile.one_pass,
     )
+
+
+def _may_follow_hashes(ops: Sequence[str]) -> bool:
+    """Return whether rules of ``ops`` may depend on the hash seed of a rank: else one seed shows what several do."""
+    return any(isinstance(op := resolve(f"torch.ops.{name}"), OpOverload) and may_follow_hashes(op) for name in ops)
 
 
 def _profile(request: Request) -> CampaignProfile:

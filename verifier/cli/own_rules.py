@@ -16,6 +16,8 @@ from verifier.cli.common import command_line, consoles, meanwhile, write_out
 from verifier.cli.options import Detail
 from verifier.cli.progress import RulesProgress
 from verifier.cli.work import estimate, progress, without_those_of_torch
+from verifier.core.errors import SamplesError
+from verifier.core.verdict import VerdictKind
 from verifier.core.wording import NO_SAMPLES, plural
 from verifier.execution.imports import (
     definitions_of_rules,
@@ -29,15 +31,16 @@ from verifier.gate.evidence import Evidence, NoEvidence, proves
 from verifier.gate.question import Question, imports_text
 from verifier.meshes.torchrun.controller import Cluster
 from verifier.planning.budgets import OWN_RULES
+from verifier.processes.answers import ANSWERS
 from verifier.records.schema import INTERRUPTED, RunRecord
 from verifier.rules.campaign.lost import lost_rules
 from verifier.rules.campaign.recorded import record_rules
-from verifier.rules.campaign.request import RulesPlan, RulesRequest, make_rules_plan
+from verifier.rules.campaign.request import RulesPlan, RulesRequest, errors_of_samples, make_rules_plan
 from verifier.rules.campaign.table import TableBuilder
 from verifier.runs.estimate import estimate_of_rules
 from verifier.runs.store import RunStore
 
-__all__ = ["kept_off_ranks", "verify_own_rules"]
+__all__ = ["kept_off_ranks", "verify_own_rules", "why_unproved"]
 
 MANY = 8
 """If an import changes the rules of more ops, as by a function that their strategies share, each is checked less."""
@@ -86,14 +89,16 @@ def verify_own_rules(
             "recorded with it, name the ops: gate OP"
         )
     if changed is None:
-        return _verify(imports, ops, meshes, store, known, path, rank_memory, cluster, dry_run, detail, jobs)
+        with ANSWERS.sharing():
+            return _verify(imports, ops, meshes, store, known, path, rank_memory, cluster, dry_run, detail, jobs)
     definitions = definitions_of_rules()
     differing = tuple(op for op in ops if changed.is_changed(definitions.get(op, ())))
     others = tuple(op for op in ops if op not in differing)
     recorded = recorded_since(changed, store, known, others, meshes)
     if not differing:
         return recorded
-    made = _verify(imports, differing, meshes, store, known, path, rank_memory, cluster, dry_run, detail, jobs)
+    with ANSWERS.sharing():
+        made = _verify(imports, differing, meshes, store, known, path, rank_memory, cluster, dry_run, detail, jobs)
     left_out = (f"{plural(len(others), 'op')} whose strategies do not differ from {changed.ref}: {', '.join(others)}",)
     return replace(
         made,
@@ -115,10 +120,14 @@ def _verify(
     detail: Detail,
     jobs: int | None,
 ) -> Evidence:
-    request = RulesRequest(imports=imports, command=command_line(), claims_only=True, only=ops)
+    wrong_samples = errors_of_samples(ops)
+    if len(wrong_samples) == len(ops):
+        raise SamplesError("; ".join(dict.fromkeys(wrong_samples.values())))
+    asked, ops = ops, tuple(op for op in ops if op not in wrong_samples)
+    request = RulesRequest(imports=imports, command=command_line(), claims_only=True, only=ops, jobs=jobs)
     if len(ops) > MANY:
         request = replace(request, max_samples=SAMPLES_OF_MANY)
-    plan = make_rules_plan(request, known)
+    plan = replace(make_rules_plan(request, known), answers=ANSWERS.folder)
     if dry_run:
         _say_estimates(plan, _plan(imports, ops, meshes, known, path, rank_memory, cluster, jobs), store)
     shown = [] if detail is Detail.QUIET else [RulesProgress(consoles()[1], plan)]
@@ -134,6 +143,7 @@ def _verify(
     interrupted = rules is not None and any(one.reason == INTERRUPTED for one in rules.untested)
     left = tuple(ops) if interrupted else kept_off_ranks(ops, accused)
     campaign = _without(campaign, left)
+    ANSWERS.read()
     on_meshes = record(campaign, store, progress(detail)) if campaign.selected else None
     if on_meshes is not None:
         on_meshes, also = without_those_of_torch(on_meshes, store)
@@ -145,13 +155,15 @@ def _verify(
         why = "level 1 was interrupted" if interrupted else "of what level 1 shows"
         left_out.append(f"{plural(len(others), 'other op' if accused else 'op')} on ranks: not tried, because {why}")
     left_out += of_torch
-    question = Question(tuple(ops), tuple(map(str, campaign.meshes)), tuple(imports))
-    unproved = [f"{op} {why}" for op in ops if op not in others and (why := _why_unproved(op, runs))]
+    question = Question(tuple(asked), tuple(map(str, campaign.meshes)), tuple(imports))
+    unproved = {op: why for op in ops if op not in others and (why := why_unproved(op, runs))}
+    unanswered = [NoEvidence(one, "correct the samples; the other ops were verified") for one in wrong_samples.values()]
     if len(unproved) == len(ops):
         remedy = "nothing that the imports register was verified"
-        return Evidence(question, tuple(runs), tuple(NoEvidence(one, remedy) for one in unproved), tuple(left_out),
-            lost=lost.result())  # fmt: skip
-    return Evidence(question, tuple(runs), (), (*unproved, *left_out), lost=lost.result())
+        unanswered += [NoEvidence(f"{op} {why}", remedy) for op, why in unproved.items()]
+    else:
+        left_out = [*(f"{op} {why}" for op, why in unproved.items()), *left_out]
+    return Evidence(question, tuple(runs), tuple(unanswered), tuple(left_out), lost=lost.result())
 
 
 def _say_estimates(rules: RulesPlan, campaign: Plan, store: RunStore) -> NoReturn:
@@ -198,12 +210,18 @@ def _without(plan: Plan, left: Sequence[str]) -> Plan:
     return replace(plan, selected=selected)
 
 
-def _why_unproved(op: str, runs: Sequence[RunRecord]) -> str:
-    """Return why no run proves anything about an op; empty if one does."""
+def why_unproved(op: str, runs: Sequence[RunRecord]) -> str:
+    """Return why no run proves anything about an op; empty if one does.
+
+    A trial that fails proves something only if a finding tells of it: torch may fail in the same way without the rules.
+    """
     counts = [run.counts_by_op.get(op, {}) for run in runs]
-    if any(map(proves, counts)):
+    told = any(op in (finding.op, finding.rule.partition(":")[0]) for run in runs for finding in run.findings)
+    if any(one.get(VerdictKind.PASS) or (told and proves(one)) for one in counts):
         return ""
     tried = sum(sum(one.values()) for one in counts)
+    if any(map(proves, counts)):
+        return f"is not verified: none of its {tried} trials and rules passes, and what fails is not about its rules"
     if tried:
         return f"is not verified: all of its {tried} trials and rules are unsupported or inconclusive"
     reasons = {rules.not_testable[op]: None for run in runs if run.rules for rules in run.rules.ops.values()

@@ -10,7 +10,7 @@ import torch
 import verifier
 from verifier.execution.registrations import is_installed, is_of_python
 
-__all__ = ["own_frames"]
+__all__ = ["own_frames", "refuses"]
 
 _FRAME = re.compile(
     r'^  File "(?P<file>[^"\n]+)", line (?P<line>\d+), in (?P<name>.+)\n(?P<code>    .*)?', re.MULTILINE
@@ -33,3 +33,15 @@ def own_frames(traceback: str) -> list[str]:
         code = f": {found['code'].strip()}" if found["code"] else ""
         frames.append(f"{found['file']}:{found['line']} in {found['name']}{code}")
     return list(dict.fromkeys(frames))[-_MOST:]
+
+
+def refuses(traceback: str) -> bool:
+    """Return whether the user's strategy itself raises, and what DTensor takes for a failure.
+
+    >>> said = "\\nRuntimeError: no scalars\\n\\nSharding propagation failed for Op(op=aten.cumsum.default)"
+    >>> refuses('  File "/home/me/rules.py", line 3, in rule\\n    raise ValueError("no scalars")' + said)
+    True
+    """
+    frames = own_frames(traceback)
+    code = frames[-1].partition(": ")[2] if frames else ""
+    return code.startswith("raise ") and "\n\nSharding propagation failed for " in traceback

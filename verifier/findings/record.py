@@ -9,13 +9,17 @@ from verifier.core.call_text import describe_call
 from verifier.core.verdict import LOUD, VerdictKind, tensor_name
 from verifier.findings.failures import Failure, cotangent_text, first_report
 from verifier.findings.grouping import Group, dtype_class, fingerprint, group_key, rule_class, unlike_rules
-from verifier.findings.own_frames import own_frames
+from verifier.findings.own_frames import own_frames, refuses
 from verifier.findings.script.render import NoScriptError, render_script, run_script
 from verifier.gate.entries import BaselineEntry
 from verifier.processes.limits import format_size, parse_size
 from verifier.records.schema import GONE, NOT_RUN, UNCONFIRMED, ConfirmationRecord, FindingRecord
 from verifier.records.values import trial_record
 
+_REFUSES = (
+    "the strategy raises it on purpose: DTensor takes NotImplementedError alone for a refusal of the call, and "
+    "communicates instead where a strategy has the rule that replicates all tensors"
+)
 SCRIPT_RAN = "the stand-alone script does not show it"
 
 __all__ = ["SCRIPT_RAN", "finding_record", "message", "written_script"]
@@ -36,6 +40,8 @@ def message(failure: Failure, cause: str) -> str:
         lines.append(f"  called as {trial.case.call}")
     if failure.verdict.kind is VerdictKind.CRASH:
         lines += [f"  raised at {frame}" for frame in own_frames(failure.verdict.detail)]
+        if refuses(failure.verdict.detail):
+            lines.append(f"  {_REFUSES}")
     if unlike := unlike_rules(failure.observation):
         lines.append(f"  ranks chose different rules: {unlike}")
     if cause:

@@ -27,6 +27,9 @@ class CampaignProfile:
         Seconds for minimising a failure; None for the usual.
     hash_seeds
         Hash seeds of the ranks, each of which takes a process that loads torch; None for one each.
+    one_pass
+        Whether a trial on several mesh dims has one backward pass, with replicated, sharded and partial gradients in
+        turn, and not all three. DTensor plans each of them on every rank, which takes most of the time there.
     """
 
     name: str
@@ -37,6 +40,7 @@ class CampaignProfile:
     trial_limit: float = 20.0
     minimising: float | None = None
     hash_seeds: int | None = None
+    one_pass: bool = False
 
 
 CAMPAIGN_PROFILES = {
@@ -57,6 +61,7 @@ CAMPAIGN_PROFILES = {
             trial_limit=10.0,
             minimising=4.0,
             hash_seeds=2,
+            one_pass=True,
         ),
     )
 }

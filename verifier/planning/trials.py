@@ -65,19 +65,27 @@ def plan_case(
     seed: int,
     wanted: Sequence[Combination] = (),
     alphabet: Alphabet | None = None,
+    one_pass: bool = False,
 ) -> CasePlan:
     """Return the trials of ``case`` on ``mesh``: all combinations, or at most ``cap``.
 
     If there are more than ``cap``, the trials are a pairwise cover, then ``wanted`` combinations, then random ones; see
     :class:`~verifier.placements.combinations.CombinationSpace`.
+
+    Parameters
+    ----------
+    one_pass
+        Whether each trial has one backward pass, those of :func:`cotangent_placements` in turn, and not all of them.
     """
     tensors = tensor_arguments(case.args, case.kwargs)
     space = CombinationSpace(tensors, mesh.ndim, alphabet or Alphabet(), cap, seed, wanted)
-    trials = tuple(
-        Trial(case, mesh, combination, cotangent_placements(reference, mesh, seed + number), seed + number)
-        for number, combination in enumerate(space)
-    )
-    return CasePlan(trials, space.total)
+    trials = []
+    for number, combination in enumerate(space):
+        passes = cotangent_placements(reference, mesh, seed + number)
+        if one_pass and passes:
+            passes = (passes[number % len(passes)],)
+        trials.append(Trial(case, mesh, combination, passes, seed + number))
+    return CasePlan(tuple(trials), space.total)
 
 
 def simpler_placements(placements: Placements) -> Iterator[Placements]:

@@ -31,7 +31,7 @@ from verifier.rules.stale import stale_decisions
 from verifier.torch_internals.amending.propagation import is_torchs
 from verifier.torch_internals.names import OpOverload
 from verifier.torch_internals.placements import Combination, masked_extent, placement_text
-from verifier.torch_internals.registries import sees_mesh
+from verifier.torch_internals.registries import has_own_handler, installed_sharded_op, sees_mesh
 
 __all__ = ["DRAWS_FOR_MISSING", "CheckOptions", "Position", "check_sample", "places_of"]
 
@@ -92,7 +92,8 @@ def _check(ledger: Ledger) -> None:
             if isinstance(place, Exploration) and (largest is None or elements >= largest[0]):
                 largest = elements, place
     for number, mesh in enumerate(options.beyond, len(options.meshes)):
-        for size in sorted({0, options.sizes - 1}) if mesh.ndim == 1 or _may_depend_on_mesh(ledger) else ():
+        may_depend = _may_depend_on_ranks(ledger) if mesh.ndim == 1 else _may_depend_on_mesh(ledger)
+        for size in sorted({0, options.sizes - 1}) if may_depend else ():
             _check_beyond(ledger, mesh, number, size)
     ledger.settle()
     if largest is not None and not options.claims_only:
@@ -118,6 +119,17 @@ def _may_depend_on_mesh(ledger: Ledger) -> bool:
     """Return whether the strategy of a sample's op is one of the user's that is told the mesh."""
     op = resolve(f"torch.ops.{ledger.sample.op}")
     return isinstance(op, OpOverload) and sees_mesh(op) and not is_torchs(op)
+
+
+def _may_depend_on_ranks(ledger: Ledger) -> bool:
+    """Return whether what DTensor does with a sample may depend on the number of ranks, because a function is told it.
+
+    A strategy for one mesh dim is told neither the mesh nor how many ranks there are.
+    """
+    op = resolve(f"torch.ops.{ledger.sample.op}")
+    if not isinstance(op, OpOverload) or sees_mesh(op) or is_torchs(op):
+        return True
+    return has_own_handler(op) or installed_sharded_op(op) is not None
 
 
 def places_of(ledger: Ledger, most: int) -> Iterator[SampleOnMesh]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from hashlib import sha256
 
 import torch
 from torch.distributed.tensor import Partial, Replicate
@@ -15,6 +16,7 @@ from verifier.core.verdict import VerdictKind
 from verifier.core.wording import plural
 from verifier.placements.algebra import sharded_dim
 from verifier.placements.partials import is_reducible
+from verifier.processes.answers import ANSWERS
 from verifier.rules.classify import Expected, Mismatch
 from verifier.rules.enumerate import input_combinations
 from verifier.rules.execute import Cuts, LocalCall, Results, masked_indices, tensor_groups
@@ -166,8 +168,31 @@ def claimed_rules(case: OpCase, extent: int) -> dict[str, tuple[Placement, ...]]
 
 def claims_and_failures(case: OpCase, extent: int) -> frozenset[str]:
     """Return the rules that DTensor claims of a call, as :func:`claimed_rules`, and how it fails instead, as text."""
-    claims, failures = claims_of(case, extent)
-    return frozenset((*_by_text(claims), *(f"{failure.kind} raised in {failure.where}" for failure in failures)))
+
+    def ask() -> frozenset[str]:
+        claims, failures = claims_of(case, extent)
+        return frozenset((*_by_text(claims), *(f"{failure.kind} raised in {failure.where}" for failure in failures)))
+
+    question = _question(case, extent) if ANSWERS.kept else ""
+    return ANSWERS.of(question, ask) if question else ask()
+
+
+def _question(case: OpCase, extent: int) -> str:
+    """Return as text what decides about the claims of a call; empty if that is no text.
+
+    That includes the values of tensors, because the shapes of results may depend on them.
+    """
+    leaves, structure = pytree.tree_flatten((case.args, dict(case.kwargs)))
+    parts = [f"claims of {case.call} on {extent} ranks: {structure}"]
+    for leaf in leaves:
+        if not isinstance(leaf, torch.Tensor):
+            parts.append(f"{type(leaf).__name__} {leaf!r}")
+        elif leaf.layout is not torch.strided or leaf.device.type != "cpu" or leaf.is_conj() or leaf.is_neg():
+            return ""
+        else:
+            values = leaf.detach().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+            parts.append(f"{leaf.dtype} {tuple(leaf.shape)} {leaf.stride()} {sha256(values).hexdigest()}")
+    return "; ".join(parts)
 
 
 def _by_text(claims: Sequence[Claim]) -> dict[str, tuple[Placement, ...]]:

@@ -78,6 +78,9 @@ class Exploration(SampleOnMesh):
         if not self.claims and not options.blank:
             report.untested[self.no_claims] += 1
             return
+        if not options.tried:
+            ledger.held.update(claim.rule for claim in self.claims.values())
+            return
         # a handler is for what DTensor claims, of which nothing is asked if blank
         only_claims = options.claims_only or (self.handled is not None and not options.blank)
         tries = self._tries(list(dict.fromkeys(self.claims if only_claims else [*free, *self.claims])))

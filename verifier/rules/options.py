@@ -50,6 +50,8 @@ class CheckOptions:
         Those with several dims are left out if the strategy is not told the mesh.
     asked
         Input placements, as text and on one mesh dim: DTensor is asked at these alone, if there are any.
+    tried
+        Whether claims are tried. If not, each that DTensor makes on one mesh dim counts as one that holds.
     """
 
     meshes: tuple[MeshSpec, ...]
@@ -64,6 +66,7 @@ class CheckOptions:
     emptied: int | None = None
     beyond: tuple[MeshSpec, ...] = ()
     asked: frozenset[tuple[str, ...]] = frozenset()
+    tried: bool = True
 
     @property
     def flat(self) -> tuple[MeshSpec, ...]:

@@ -127,6 +127,8 @@ class ClaimReader:
         self.failures: dict[Combination, RuleFailure] = {}
         self.written: dict[Combination, tuple[object, ...]] = {}
         self.lost = op in endless_rules
+        self._specs: dict[tuple[int, int, Placements], DTensorSpec] = {}
+        self._may_be_written_to = bool(kwargs) or any(isinstance(arg, list | dict) for arg in args)
 
     def at(
         self, combination: Combination, mesh_shape: tuple[int, ...], rank: int = 0, only_claims: bool = False
@@ -138,11 +140,7 @@ class ClaimReader:
         if self.lost:
             return None
         mesh = _bare_mesh(mesh_shape, rank)
-        specs = [
-            DTensorSpec(mesh, placements, tensor_meta=meta)
-            for placements, meta in zip(combination, self._metas, strict=True)
-        ]
-        schema = self._schema(specs)
+        schema = self._schema([self._spec_of(mesh, *placed) for placed in enumerate(combination)])
         try:
             with self._without_dry_run(), self._claims_alone(combination, schema, only_claims), ended_rules(_LONGEST):
                 sharding = self._propagator.propagate_op_sharding_non_cached(schema)
@@ -337,6 +335,13 @@ class ClaimReader:
             lines = ["the op's strategy returns None"] if returns_none(error) else str(error).strip().splitlines()
             self.failures[combination] = RuleFailure(type(error).__name__, lines[0] if lines else "no message", where)
 
+    def _spec_of(self, mesh: DeviceMesh, number: int, placements: Placements) -> DTensorSpec:
+        """Return the spec of tensor ``number``; to make one takes longer than to look it up."""
+        key = id(mesh), number, placements
+        if key not in self._specs:
+            self._specs[key] = DTensorSpec(mesh, placements, tensor_meta=self._metas[number])
+        return self._specs[key]
+
     def _schema(self, specs: Sequence[DTensorSpec]) -> OpSchema:
         leaves = list(self._leaves)
         for slot, spec in zip(self._slots, specs, strict=True):
@@ -350,6 +355,8 @@ class ClaimReader:
 
     def _is_written_to(self, schema: OpSchema) -> bool:
         """Return whether an argument that is no tensor is not what :meth:`_schema` has put into ``schema``."""
+        if not self._may_be_written_to and not schema.kwargs_schema:
+            return False
         leaves = pytree.tree_leaves((schema.args_schema, schema.kwargs_schema))
         given = self._leaves
         return len(leaves) != len(given) or any(

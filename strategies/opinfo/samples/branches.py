@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from itertools import combinations
+from itertools import combinations, permutations, zip_longest
 
 import torch
 
@@ -22,7 +22,16 @@ from verifier.rules.claims import claims_and_failures
 from verifier.torch_internals.amending.propagation import is_torchs
 from verifier.torch_internals.amending.rule_code import constants_of_rule
 
-__all__ = ["argument_branches", "branches", "claimed", "extent_branches", "kinds_of", "near_numbers", "tied_ones"]
+__all__ = [
+    "argument_branches",
+    "branches",
+    "claimed",
+    "equal_numbers",
+    "extent_branches",
+    "kinds_of",
+    "near_numbers",
+    "tied_ones",
+]
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.complex64)
 _USUAL_INTEGERS = (torch.int64, torch.uint8, torch.bool)
@@ -95,6 +104,20 @@ def argument_branches(call: Call) -> Iterator[Variation]:
                 change = partial(_with_argument, base, parameter.name, value)
                 if value != given and claimed(change(call)) - usual:
                     yield Variation(f"{label}{parameter.name} is {value}", change)
+
+
+def equal_numbers(call: Call) -> Iterator[Variation]:
+    """Yield calls of ops of the user's in which one number has the value of another, as ``min`` that of ``max``.
+
+    An op may then do something else, as ``histc`` does, which takes the range from the values.
+    """
+    if is_torchs(call.op):
+        return
+    kinds = {one.name: one.type for one in parameters(call.op) if one.type in ("number", "float")}
+    given = {one.name: call.values.get(one.name, one.default) for one in parameters(call.op) if one.name in kinds}
+    for name, other in permutations(given, 2):
+        if given[name] != given[other] and kinds[name] == kinds[other]:
+            yield Variation(f"{name} is {other}", partial(_with_argument, _same, name, given[other]))
 
 
 def _same(call: Call) -> Call | None:
@@ -263,9 +286,16 @@ def _goes_through_elements(call: Call) -> bool:
 
 def _each(change: Callable[[torch.Tensor], torch.Tensor], call: Call) -> Call | None:
     leaves = [change(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in call.leaves]
-    if sum(leaf.numel() for leaf in leaves if isinstance(leaf, torch.Tensor)) > _MOST_ELEMENTS:
+    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    if sum(tensor.numel() for tensor in tensors) > _MOST_ELEMENTS or _broadcast(tensors) > _MOST_ELEMENTS:
         return None
     return call.with_leaves(leaves)
+
+
+def _broadcast(tensors: Sequence[torch.Tensor]) -> int:
+    """Return the number of elements of what tensors are broadcast to; 0 if they cannot be."""
+    extents = [set(one) - {1} for one in zip_longest(*(tensor.shape[::-1] for tensor in tensors), fillvalue=1)]
+    return math.prod(max(one, default=1) for one in extents) if all(len(one) < 2 for one in extents) else 0
 
 
 def _converted(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import replace
 
 from verifier.gate.rule_changes import Change, RuleChange, changes_between
@@ -27,9 +28,10 @@ def lost_rules(plan: RulesPlan, now: RuleTable) -> tuple[RuleChange, ...]:
 
     Workers without the imports say what torch claims, at one size of each call. Where a rule seems lost, the op is
     asked again, at the inputs of torch's rules, because ``now`` may have asked a strategy that lists no rules at some
-    inputs only. An op whose check does not end is not compared. Rules are those of one mesh dim: products of them on
-    two are sampled, and follow. Calls with a dim that leaves a rank empty are not compared, because DTensor itself
-    takes shards of such dims away from some ways to register a strategy, ``register_sharding`` among them.
+    inputs only. What is still lost is then tried, because what torch claims may be wrong. An op whose check does not
+    end is not compared. Rules are those of one mesh dim: products of them on two are sampled, and follow. Calls with a
+    dim that leaves a rank empty are not compared, because DTensor itself takes shards of such dims away from some ways
+    to register a strategy, ``register_sharding`` among them.
 
     Parameters
     ----------
@@ -37,19 +39,28 @@ def lost_rules(plan: RulesPlan, now: RuleTable) -> tuple[RuleChange, ...]:
         What the check of ``plan`` found with the imports.
     """
     flat = tuple(mesh for mesh in plan.check.meshes if mesh.ndim == 1)
-    plan = replace(plan, check=replace(plan.check, meshes=flat, sizes=1, samples_called_again=0))
+    check = replace(plan.check, meshes=flat, beyond=(), sizes=1, samples_called_again=0, tried=False)
+    plan = replace(plan, check=check)
     targets = [target for target in plan.targets if _op(target).startswith(OF_TORCH)]
     before = _claimed(plan, targets, alone=True)
-    for overload in before.overloads.values():
-        held = {text: ClaimedRule(confirmed=rule.confirmed) for text, rule in overload.rules.items()}
-        overload.rules = {text: rule for text, rule in held.items() if rule.confirmed}
     seem = {change.op for change in _lost(before, now)}
     again = [target for target in targets if _op(target) in seem]
     if not again:
         return ()
-    asked = frozenset(_inputs_of(rule) for op in seem for rule in before.overloads[op].rules)
-    thorough = replace(plan, check=replace(plan.check, asked=asked))
-    return tuple(one for one in _lost(before, _claimed(thorough, again, alone=False)) if one.op in seem)
+    every = frozenset(_inputs_of(rule) for op in seem for rule in before.overloads[op].rules)
+    after = _claimed(_asking(plan, every), again, alone=False)
+    lost = {(one.op, one.rule) for one in _lost(before, after) if one.op in seem}
+    if not lost:
+        return ()
+    left = [target for target in again if _op(target) in {op for op, _ in lost}]
+    tried = _asking(plan, frozenset(_inputs_of(rule) for _, rule in lost))
+    held = _claimed(replace(tried, check=replace(tried.check, tried=True)), left, alone=True)
+    return tuple(one for one in _lost(held, after) if (one.op, one.rule) in lost)
+
+
+def _asking(plan: RulesPlan, inputs: frozenset[tuple[str, ...]]) -> RulesPlan:
+    """Return the plan that asks at these inputs alone."""
+    return replace(plan, check=replace(plan.check, asked=inputs))
 
 
 def _inputs_of(rule: str) -> tuple[str, ...]:
@@ -68,7 +79,13 @@ def _op(target: Target) -> str:
 
 
 def _lost(before: RuleTable, after: RuleTable) -> list[RuleChange]:
-    return [change for change in changes_between(before, after).rules if change.kind is Change.LOST]
+    """Return the rules that hold before, and that are not claimed after."""
+    held = copy(before)
+    held.overloads = {op: copy(overload) for op, overload in before.overloads.items()}
+    for overload in held.overloads.values():
+        kept = {text: ClaimedRule(confirmed=rule.confirmed) for text, rule in overload.rules.items()}
+        overload.rules = {text: rule for text, rule in kept.items() if rule.confirmed}
+    return [change for change in changes_between(held, after).rules if change.kind is Change.LOST]
 
 
 def _claimed(plan: RulesPlan, targets: Sequence[Target], alone: bool) -> RuleTable:
@@ -79,7 +96,12 @@ def _claimed(plan: RulesPlan, targets: Sequence[Target], alone: bool) -> RuleTab
     finished = Counter[int]()
     died = set[int]()
     if targets:
-        items = [WorkItem(target, plan.samples, plan.check, part, parts) for target in targets for part in range(parts)]
+        answers = "" if alone else plan.answers
+        items = [
+            WorkItem(target, plan.samples, plan.check, part, parts, answers)
+            for target in targets
+            for part in range(parts)
+        ]
         imports = () if alone else plan.header.imports
         with WorkerSet(max(1, min(plan.jobs, len(items))), imports, prepare=prepare, alone=alone) as workers:
             for outcome in workers.run(items, check_target):

@@ -113,7 +113,7 @@ class _RulesRun:
         """Check every target, then confirm what is wrong."""
         plan = self.plan
         items = [
-            WorkItem(target, plan.samples, plan.check, part, self.parts)
+            WorkItem(target, plan.samples, plan.check, part, self.parts, plan.answers)
             for target in plan.targets
             for part in range(self.parts)
         ]

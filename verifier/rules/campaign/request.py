@@ -35,6 +35,7 @@ __all__ = [
     "Progress",
     "RulesPlan",
     "RulesRequest",
+    "errors_of_samples",
     "make_rules_plan",
 ]
 
@@ -86,6 +87,8 @@ class RulesPlan:
     """Ops that were to be checked and of which no source has samples."""
     meshes_named: bool = False
     """Whether the user named the meshes; entries of the baseline on other meshes are then not tried again."""
+    answers: str = ""
+    """The folder in which processes share what DTensor claims of calls; see :class:`.work.WorkItem`."""
 
 
 def make_rules_plan(request: RulesRequest, baseline: Baseline) -> RulesPlan:
@@ -213,6 +216,17 @@ def _targets_of_ops(ops: Sequence[str]) -> tuple[tuple[Target, ...], tuple[str, 
         except ValueError:
             left.append(op)
     return tuple(targets), tuple(left)
+
+
+def errors_of_samples(ops: Sequence[str]) -> dict[str, str]:
+    """Return the overloads whose declared samples are no calls of them, with what is wrong."""
+    errors = {}
+    for op in ops:
+        try:
+            _targets_of_ops((op,))
+        except SamplesError as error:
+            errors[op] = str(error)
+    return errors
 
 
 def _names(sources: Mapping[str, SampleSource]) -> list[str]:

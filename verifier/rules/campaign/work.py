@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from itertools import tee
 
+from verifier.processes.answers import ANSWERS
 from verifier.rules.campaign.worker_process import InFlight, Position
 from verifier.rules.check import check_sample
 from verifier.rules.options import CheckOptions
@@ -28,6 +29,8 @@ class WorkItem:
 
     Parameters
     ----------
+    answers
+        The folder in which processes share what DTensor claims of calls that are drawn; empty if they do not.
     part, parts
         Of ``parts`` workers that share the op this one checks the samples whose number leaves ``part`` as remainder.
     """
@@ -37,6 +40,7 @@ class WorkItem:
     check: CheckOptions
     part: int = 0
     parts: int = 1
+    answers: str = ""
 
 
 def number_of_parts(targets: int) -> int:
@@ -74,9 +78,13 @@ def check_target(
     item: WorkItem, in_flight: InFlight, skip: frozenset[Position], resume_at: int, /
 ) -> Iterator[SampleReport]:
     """Yield the report of each sample of the target of ``item``, in order; the first ``resume_at`` are left out."""
+    ANSWERS.share(item.answers)
     made = copy(_shared(item.target, item.samples)) if item.parts > 1 else samples_of(item.target, item.samples)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
+        if item.answers:
+            with ANSWERS.first(repr((item.target, item.samples)), in_flight.leave) as survived:
+                made = iter([*made]) if survived else made  # else what comes before the crash is checked before it
         seen: Counter[str] = Counter()
         done = 0
         for number, sample in enumerate(made):

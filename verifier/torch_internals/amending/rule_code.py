@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+import dis
 from collections.abc import Iterable, Iterator
 from functools import partial
-from types import CodeType, FunctionType
+from types import CodeType, FunctionType, MethodType, ModuleType
 
-from torch._ops import OpOverload
+import torch
+from torch._ops import OpOverload, OpOverloadPacket
+from torch.distributed.tensor import DTensor
 
 from verifier.torch_internals.ops import definition_of
 from verifier.torch_internals.registries import registries_of_rules
 
-__all__ = ["constants_of_op", "constants_of_rule"]
+__all__ = ["constants_of_op", "constants_of_rule", "may_follow_hashes"]
 
 _NOT_THE_USERS = ("torch", "verifier")
+_ORDERED = (*_NOT_THE_USERS, "builtins", "typing", "math", "operator", "functools", "itertools", "collections", "numpy")
+"""Packages with nothing that makes a rule follow hashes; the sets of builtins are looked for by their names."""
+_BY_HASH = {
+    "set", "frozenset", "hash", "id", "__hash__", "union", "intersection", "difference", "symmetric_difference", "keys",
+    "environ", "getenv", "getattr", "eval", "exec", "globals", "__dict__", "vars",
+}  # fmt: skip
+"""Names in code that may follow hashes, or that may stand for others."""
+_PLAIN = (int, float, complex, str, bytes, bool, type(None), torch.dtype, torch.Size, OpOverload, OpOverloadPacket)
 
 
 def constants_of_rule(op: OpOverload) -> frozenset[int | float | str]:
@@ -25,6 +36,48 @@ def constants_of_rule(op: OpOverload) -> frozenset[int | float | str]:
 def constants_of_op(op: OpOverload) -> frozenset[int | float | str]:
     """Return the numbers and texts in the code of ``op``, an op of the user's, and of the functions that it names."""
     return _constants(definition_of(op))
+
+
+def may_follow_hashes(op: OpOverload) -> bool:
+    """Return whether code of the user's about ``op`` may go through a set, or ask for a hash, which ranks differ in.
+
+    Code that cannot be read may do so.
+    """
+    _, rules, strategies, single = registries_of_rules()
+    handler = DTensor._op_dispatcher._custom_op_handlers.get(op)
+    rule = single[op].func if op in single else strategies.get(op) or rules.get(op)
+    seen: set[object] = set()
+    return any(_follows_hashes(one, seen) for one in (rule, handler, definition_of(op)) if one is not None)
+
+
+def _follows_hashes(function: object, seen: set[object]) -> bool:
+    if isinstance(function, partial):
+        return any(_follows_hashes(one, seen) for one in (function.func, *function.args, *function.keywords.values()))
+    if isinstance(function, _PLAIN) or getattr(function, "__module__", "").partition(".")[0] in _ORDERED:
+        return False
+    if isinstance(function, ModuleType):
+        return function.__name__.partition(".")[0] not in _ORDERED
+    if isinstance(function, list | tuple | dict):
+        return any(
+            _follows_hashes(one, seen) for one in (function.values() if isinstance(function, dict) else function)
+        )
+    if isinstance(function, MethodType):
+        function = function.__func__
+    if not isinstance(function, FunctionType):
+        return True
+    if id(function) in seen:
+        return False
+    seen.add(id(function))
+    named: list[object] = []
+    for code in _codes(function.__code__):
+        if not _BY_HASH.isdisjoint(code.co_names) or any(isinstance(one, frozenset) for one in code.co_consts):
+            return True
+        if any(one.opname.startswith("BUILD_SET") for one in dis.get_instructions(code)):
+            return True
+        named += [function.__globals__[name] for name in code.co_names if name in function.__globals__]
+    named += [cell.cell_contents for cell in function.__closure__ or ()]
+    named += [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+    return any(_follows_hashes(one, seen) for one in (*named, getattr(function, "__wrapped__", None)))
 
 
 def _constants(function: object) -> frozenset[int | float | str]:
