@@ -14,6 +14,7 @@ import torch
 
 from strategies.opinfo.calls.call import Call, Parameter, attempt, parameters
 from strategies.opinfo.calls.checked import is_trusting, is_unchecked
+from strategies.opinfo.calls.running import survives
 from strategies.opinfo.samples.argument_spellings import DIMS, Variation, with_value, with_values
 from strategies.opinfo.samples.conversions import converted
 from strategies.opinfo.samples.extents import Extents
@@ -104,7 +105,7 @@ def argument_branches(call: Call) -> Iterator[Variation]:
             given = start.values.get(parameter.name, parameter.default)
             for value in dict.fromkeys(_candidates(parameter, given, start, constants)):
                 change = partial(_with_argument, base, parameter.name, value)
-                if value != given and claimed(change(call)) - usual:
+                if value != given and _is_safe(changed := change(call)) and claimed(changed) - usual:
                     yield Variation(f"{label}{parameter.name} is {value}", change)
 
 
@@ -141,7 +142,14 @@ def without_tensors(call: Call) -> Iterator[Variation]:
     ][:_MOST_OPTIONAL]
     for count in range(1, len(names) + 1):
         for some in combinations(names, count):
-            yield Variation(f"without {', '.join(some)}", partial(with_values, dict.fromkeys(some)))
+            change = partial(with_values, dict.fromkeys(some))
+            if _is_safe(change(call)):
+                yield Variation(f"without {', '.join(some)}", change)
+
+
+def _is_safe(call: Call | None) -> bool:
+    """Return whether a changed call can be made here: some kernels that trust arguments end the process."""
+    return call is not None and (not is_trusting(call) or survives(call))
 
 
 def extent_branches(call: Call) -> Iterator[Variation]:

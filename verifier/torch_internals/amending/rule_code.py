@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from functools import partial
-from types import CodeType, FunctionType, MethodType
+from types import CellType, CodeType, FunctionType, MethodType
+from typing import NamedTuple
 
 from torch._ops import OpOverload
 
 from verifier.torch_internals.ops import definition_of
 from verifier.torch_internals.registries import registries_of_rules
 
-__all__ = ["constants_of_op", "constants_of_rule", "reads_mesh", "reads_names_of_mesh_dims", "reads_strides"]
+__all__ = ["constants_of_op", "constants_of_rule", "names_of_mesh_dims", "reads_strides"]
 
+_MOST_ENTRIES = 64
+"""A larger table in a module of the user's is no list of constants."""
 _NOT_THE_USERS = ("torch", "verifier")
 
 
@@ -31,16 +34,18 @@ def reads_strides(op: OpOverload) -> bool:
     return any(part in name for name in _names_of_rule(op) for part in _OF_MEMORY)
 
 
-def reads_names_of_mesh_dims(op: OpOverload) -> bool:
-    """Return whether the rule of ``op``, or a function of the user's that it names, looks at names of mesh dims."""
-    return "mesh_dim_names" in _names_of_rule(op)
+def names_of_mesh_dims(op: OpOverload) -> list[str] | None:
+    """Return the texts that the rule of ``op`` may compare with names of mesh dims, the shortest first.
+
+    None if neither the rule nor a function of the user's that it names looks at names of mesh dims.
+    """
+    reading = [part for part in _parts_of(_rule_of(op)) if "mesh_dim_names" in part.names]
+    texts = {one for part in reading for one in part.constants if isinstance(one, str) and one.isidentifier()}
+    return sorted(texts - _NO_NAMES, key=lambda one: (len(one), one)) if reading else None
 
 
-def reads_mesh(op: OpOverload) -> bool:
-    """Return whether the rule of ``op``, or a function of the user's that it names, looks at a mesh."""
-    return any("mesh" in name for name in _names_of_rule(op))
-
-
+_NO_NAMES = {"sum", "avg", "min", "max", "product", "tensor_meta", "redistribute_cost", "input_specs", "output_specs"}
+"""Texts that rules need for other things."""
 _OF_MEMORY = ("strid", "contig", "memory_format", "is_dense", "overlap")
 
 
@@ -50,16 +55,22 @@ def _rule_of(op: OpOverload) -> object:
 
 
 def _names_of_rule(op: OpOverload) -> frozenset[str]:
-    return frozenset(name for code in _codes_of(_rule_of(op)) for name in code.co_names)
+    return frozenset(name for part in _parts_of(_rule_of(op)) for name in part.names)
 
 
 def _constants(function: object) -> frozenset[int | float | str]:
-    constants = (one for code in _codes_of(function) for one in _flat(code.co_consts))
-    return frozenset(one for one in constants if isinstance(one, int | float | str))
+    return frozenset(one for part in _parts_of(function) for one in part.constants)
 
 
-def _codes_of(function: object) -> Iterator[CodeType]:
-    """Yield the codes of a function, and of the user's functions that it names."""
+class _Part(NamedTuple):
+    """One function: the names in its code, and its constants, also those of its module that it names."""
+
+    names: frozenset[str]
+    constants: frozenset[int | float | str]
+
+
+def _parts_of(function: object) -> Iterator[_Part]:
+    """Yield a function, and the user's functions that it names."""
     seen: set[FunctionType] = set()
     left = [function]
     while left:
@@ -73,13 +84,23 @@ def _codes_of(function: object) -> Iterator[CodeType]:
         if not isinstance(function, FunctionType) or function in seen:
             continue
         seen.add(function)
-        left += [cell.cell_contents for cell in function.__closure__ or ()]
-        left.append(getattr(function, "__wrapped__", None))
+        held = [_content(cell) for cell in function.__closure__ or ()]
+        left += [*held, getattr(function, "__wrapped__", None)]
         if str(function.__globals__.get("__name__")).partition(".")[0] in _NOT_THE_USERS:
             continue
-        for code in _codes(function.__code__):
-            left += [function.__globals__.get(name) for name in code.co_names]
-            yield code
+        codes = [*_codes(function.__code__)]
+        names = frozenset(name for code in codes for name in code.co_names)
+        named = [function.__globals__.get(name) for name in sorted(names)]
+        left += named
+        values = (*(one for code in codes for one in code.co_consts), *held, *named, *(function.__defaults__ or ()))
+        yield _Part(names, frozenset(one for one in _flat(values) if isinstance(one, int | float | str)))
+
+
+def _content(cell: CellType) -> object:
+    try:
+        return cell.cell_contents
+    except ValueError:  # it is filled later
+        return None
 
 
 def _codes(code: CodeType) -> Iterator[CodeType]:
@@ -92,7 +113,7 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
 
 def _flat(constants: Iterable[object]) -> Iterator[object]:
     for one in constants:
-        if isinstance(one, tuple | frozenset):
+        if isinstance(one, tuple | list | set | frozenset) and len(one) <= _MOST_ENTRIES:
             yield from _flat(one)
         else:
             yield one
