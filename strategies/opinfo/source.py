@@ -220,7 +220,7 @@ def _row_samples(
 def _with_spellings(
     samples: list[OpInfoSample], row: Row, options: SampleOptions, named: set[OpOverload]
 ) -> Iterator[Sample]:
-    seen = {sample.first.signature() for sample in samples}
+    seen = {sample.signature for sample in samples}
     testable = []
     for sample in samples:
         if not sample.not_testable:
@@ -243,8 +243,8 @@ def _with_spellings(
             if left == 0:
                 break
             other = sample.varied(variation)
-            if other is not None and other.first.signature() not in seen:
-                seen.add(other.first.signature())
+            if other is not None and other.signature not in seen:
+                seen.add(other.signature)
                 other.poison_only(common)
                 left -= 1
                 yield other
@@ -275,8 +275,8 @@ def _of_input_classes(
                     break
                 tries -= 1
                 other = sample.varied(change, rare=True)
-                if other is not None and other.first.signature() not in seen and attempt(other.first) is not None:
-                    seen.add(other.first.signature())
+                if other is not None and other.signature not in seen and attempt(other.first) is not None:
+                    seen.add(other.signature)
                     other.poison_only(common)
                     left -= 1
                     yield other

@@ -14,7 +14,7 @@ import torch
 from strategies.opinfo.calls.call import Call
 from strategies.opinfo.calls.running import accepts
 from strategies.opinfo.samples.argument_spellings import Variation, with_value, with_values
-from strategies.opinfo.samples.branches import branches, claimed, extent_branches, near_numbers
+from strategies.opinfo.samples.branches import branches, claimed, extent_branches, near_numbers, without_tensors
 from verifier.torch_internals.amending.propagation import rule_function
 from verifier.torch_internals.amending.rule_code import constants_of_op, constants_of_rule
 from verifier.torch_internals.names import OpOverload
@@ -49,7 +49,8 @@ def other_arguments(call: Call) -> Iterator[Variation]:
     usual = claimed(call)
     same: list[Variation] = []
     raising: list[Variation] = []
-    for variation, named, infinite in (*_values(call), *_flags(call)):
+    without = (_Value(variation, named=True, infinite=False) for variation in without_tensors(call))
+    for variation, named, infinite in (*_values(call), *_flags(call), *without):
         changed = variation.apply(call)
         if changed is None or not accepts(changed):
             continue

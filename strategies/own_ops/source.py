@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 
 import torch
 
 from strategies.opinfo.calls.by_op import Template, spread
-from strategies.opinfo.calls.call import Call, quiet
+from strategies.opinfo.calls.call import Call, attempt, parameters, quiet
 from strategies.opinfo.calls.capture import Origin
-from strategies.opinfo.calls.running import accepts, undeclared_write
-from strategies.opinfo.samples.argument_spellings import spellings
+from strategies.opinfo.calls.running import accepts, copied, undeclared_write
+from strategies.opinfo.samples.argument_spellings import Variation, spellings, with_value
+from strategies.opinfo.samples.branches import without_tensors
 from strategies.opinfo.samples.extents import Extents, rare_extents
 from strategies.opinfo.samples.sample import OpInfoSample
 from strategies.own_ops.arguments import other_arguments
@@ -28,6 +29,8 @@ __all__ = ["SOURCE", "OwnSource", "own_samples"]
 
 _CLASSES = ((spellings, 4, None, False), (rare_extents, 8, None, True), (other_arguments, 12, 3, True))
 """Changes of calls, how many are made, of how many samples, and whether they are rare."""
+_COMPLETED, _MOST_COMPLETED = 3, 6
+"""So many samples get the optional tensors of other examples; so many calls are made of that."""
 FROM_SCHEMA = "from its schema"
 """The label of calls that were made of the op's schema alone."""
 
@@ -123,10 +126,41 @@ def own_samples(name: str, options: SampleOptions) -> Iterator[OpInfoSample]:
             for sample in samples[:of]:
                 for change in changes(sample.first) if left else ():
                     other = sample.varied(change, rare)
-                    if left and other is not None and other.first.signature() not in seen and accepts(other.first):
-                        seen.add(other.first.signature())
+                    if left and other is not None and other.signature not in seen and accepts(other.first):
+                        seen.add(other.signature)
                         left -= 1
                         yield other
+        if options.rare:
+            yield from _with_optional_tensors(samples[:_COMPLETED], made, seen)
+
+
+def _with_optional_tensors(
+    samples: Sequence[OpInfoSample], examples: Sequence[Call], seen: set[str]
+) -> Iterator[OpInfoSample]:
+    """Yield samples with the optional tensors of all examples, as far as the op takes them, and then without some."""
+    left = _MOST_COMPLETED
+    for sample in samples:
+        complete = sample.varied(Variation("with tensors of others", partial(_completed, tuple(examples))), rare=True)
+        if complete is None or not accepts(complete.first):
+            continue
+        fewer = (complete.varied(change, rare=True) for change in without_tensors(complete.first))
+        for other in (complete, *fewer):
+            if left and other is not None and other.signature not in seen and accepts(other.first):
+                seen.add(other.signature)
+                left -= 1
+                yield other
+
+
+def _completed(examples: Sequence[Call], call: Call) -> Call | None:
+    """Return the call with a tensor of an example for each argument that is None and may be a tensor; None if none."""
+    changed = call
+    for parameter in parameters(call.op):
+        if parameter.optional and changed.values.get(parameter.name) is None:
+            given = (one.values.get(parameter.name) for one in examples)
+            tensors = (one for one in given if isinstance(one, torch.Tensor))
+            ways = (with_value(changed, parameter.name, one) for one in tensors)
+            changed = next((one for one in ways if one is not None and accepts(one)), changed)
+    return changed if changed is not call else None
 
 
 def _given(op: OpOverload, dtype: torch.dtype, seed: int = 0) -> list[Call]:
@@ -150,6 +184,8 @@ def _given(op: OpOverload, dtype: torch.dtype, seed: int = 0) -> list[Call]:
                 calls.append(other)
             elif accepts(call):
                 calls.append(call)
+            elif attempt(copied(other)) is not None:  # its fake kernel describes other results, which is to be shown
+                calls.append(other)
             elif not seed:
                 raise SamplesError(f"samples of {op}: the op does not take example {number}: {_refusal(call)}")
     return calls
@@ -164,7 +200,7 @@ def _refusal(call: Call) -> str:
         call.op(*call.args, **call.kwargs)
     except Exception as error:  # noqa: BLE001 - the user's kernel may raise anything
         return f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
-    return "its results are not those of its fake kernel"
+    return "its results have a dtype that is not supported"
 
 
 @cache

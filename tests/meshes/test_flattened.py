@@ -49,6 +49,9 @@ def test_a_mesh_is_read_as_it_is_written(text: str) -> None:
         ("4+flat", "mesh '4.flat': a mesh of one dim has no submeshes that could be flattened"),
         ("2x2+", "mesh '2x2.': '' after the . is not flat"),
         ("2x2+flat+flat", "'flat.flat' after the . is not flat"),
+        ("2x2+tp", "'tp' after the . is not flat, and not a name for each mesh dim"),
+        ("2x2+tp,tp", "is not flat, and not a name for each mesh dim"),
+        ("2+t p", "is not flat, and not a name for each mesh dim"),
         ("+flat", "is not a shape such as"),
     ],
 )

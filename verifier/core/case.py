@@ -28,17 +28,21 @@ class MeshSpec:
     """The shape, backend and device of a mesh; holds no process and no process group.
 
     With ``flat``, each submesh of several mesh dims is there as a flattened one, too, and torch merges collectives.
+    ``names`` has the names of the mesh dims, if they have any.
 
     >>> MeshSpec.parse("2x2+flat")
     MeshSpec(shape=(2, 2), backend='gloo', device='cpu', flat=True)
     >>> str(MeshSpec.parse("simulated:8"))
     'simulated:8'
+    >>> MeshSpec.parse("2x2+dp,tp").names
+    ('dp', 'tp')
     """
 
     shape: tuple[int, ...]
     backend: Backend = "gloo"
     device: str = "cpu"
     flat: bool = False
+    names: tuple[str, ...] = ()
 
     @property
     def world_size(self) -> int:
@@ -55,8 +59,13 @@ class MeshSpec:
     def shape_text(self) -> str:
         return "x".join(map(str, self.shape))
 
+    @property
+    def suffix(self) -> str:
+        """What stands after the shape in the text of the mesh."""
+        return f"+{','.join(self.names)}" if self.names else "+flat" * self.flat
+
     def __str__(self) -> str:
-        text = self.shape_text + "+flat" * self.flat
+        text = self.shape_text + self.suffix
         return text if self.backend == "gloo" else f"{self.backend}:{text}"
 
     def coordinate(self, rank: int) -> tuple[int, ...]:
@@ -69,12 +78,13 @@ class MeshSpec:
 
     @classmethod
     def parse(cls, text: str, backend: Backend = "gloo", device: str = "cpu") -> MeshSpec:
-        """Return the mesh that ``[BACKEND:]N[xN...][+flat]`` names.
+        """Return the mesh that ``[BACKEND:]N[xN...][+flat]`` or ``[BACKEND:]N[xN...]+NAME[,NAME...]`` names.
 
         Raises
         ------
         ValueError
-            If the text is malformed, a mesh dim has size 0, or a mesh of one dim is to be flattened.
+            If the text is malformed, a mesh dim has size 0, a mesh of one dim is to be flattened, or not each mesh dim
+            has a name of its own.
         """
         prefix, colon, shape_text = text.strip().rpartition(":")
         if colon:
@@ -82,8 +92,11 @@ class MeshSpec:
                 raise ValueError(f"mesh {text!r}: backend {prefix!r} is none of {', '.join(BACKENDS)}")
             backend = prefix
         shape_text, plus, suffix = shape_text.partition("+")
-        if plus and suffix != "flat":
-            raise ValueError(f"mesh {text[:80]!r}: {suffix[:80]!r} after the + is not flat")
+        names = tuple(suffix.split(",")) if plus and suffix != "flat" else ()
+        named = [name for name in names if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]{0,31}", name)]
+        if names and (len(named) < len(names) or len({*names}) != shape_text.count("x") + 1):
+            text, suffix = text[:80], suffix[:80]
+            raise ValueError(f"mesh {text!r}: {suffix!r} after the + is not flat, and not a name for each mesh dim")
         if not re.fullmatch(r"[0-9]{1,9}(x[0-9]{1,9})*", shape_text):
             raise ValueError(f"mesh {text[:80]!r} is not a shape such as 4, 2x2 or simulated:8")
         shape = tuple(int(extent) for extent in shape_text.split("x"))
@@ -91,9 +104,9 @@ class MeshSpec:
             raise ValueError(f"mesh {text!r} has a mesh dim of size 0; every mesh dim needs at least one rank")
         if len(shape) > 3:
             raise ValueError(f"mesh {text!r} has {len(shape)} mesh dims; at most 3 are supported")
-        if plus and len(shape) == 1:
+        if plus and not names and len(shape) == 1:
             raise ValueError(f"mesh {text!r}: a mesh of one dim has no submeshes that could be flattened")
-        return cls(shape, backend, device, bool(plus))
+        return cls(shape, backend, device, bool(plus) and not names, names)
 
 
 IN_INFERENCE_MODE = "whole in inference mode"

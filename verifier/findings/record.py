@@ -29,7 +29,8 @@ def message(failure: Failure, cause: str) -> str:
     """Return the finding's message: the difference, the call, the likely cause."""
     trial = failure.trial
     call = describe_call(trial.case, combination_rows(trial.case, trial.combination))
-    mesh = f"{'flattened ' * trial.mesh.flat}mesh {trial.mesh.shape}"
+    named = f" with the dims {', '.join(trial.mesh.names)}" if trial.mesh.names else ""
+    mesh = f"{'flattened ' * trial.mesh.flat}mesh {trial.mesh.shape}{named}"
     where = f"  in {trial.case.op}({call}) on {mesh}, backend {trial.mesh.backend}"
     if failure.verdict.kind not in (VerdictKind.DIED, VerdictKind.HANG):  # their first line says where each rank was
         where += f", during {failure.verdict.phase}"

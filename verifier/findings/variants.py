@@ -81,15 +81,18 @@ def smaller_meshes(trial: Trial) -> list[tuple[MeshSpec, tuple[int, ...]]]:
     options: list[tuple[MeshSpec, tuple[int, ...]]] = []
     for mesh_dim in range(mesh.ndim):
         extents = {2, mesh.shape[mesh_dim]} - {1}
-        options += [(replace(mesh, shape=(extent,), flat=False), (mesh_dim,)) for extent in extents]
+        names = mesh.names[mesh_dim : mesh_dim + 1]
+        options += [(replace(mesh, shape=(extent,), flat=False, names=names), (mesh_dim,)) for extent in extents]
     options += [
-        (replace(mesh, shape=(2, 2), flat=flat), kept)
+        (replace(mesh, shape=(2, 2), flat=flat, names=tuple(mesh.names[d] for d in kept if mesh.names)), kept)
         for kept in combinations(range(mesh.ndim), 2)
         for flat in {False, mesh.flat}
     ]
     options = [option for option in options if option[0].world_size < mesh.world_size or option[0].ndim < mesh.ndim]
     if mesh.flat:
         options.append((replace(mesh, flat=False), tuple(range(mesh.ndim))))
+    if mesh.names:
+        options.append((replace(mesh, names=()), tuple(range(mesh.ndim))))
     return sorted(options, key=lambda option: (option[0].world_size, option[0].ndim, option[0].flat, option[1]))
 
 

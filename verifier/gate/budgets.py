@@ -163,7 +163,7 @@ def read_budget(values: Mapping[str, Any]) -> Budget:
             _check_placements(line, placements.removesuffix(" small"), spec.ndim)
         if path or line.endswith(":"):
             _check_path(line, path, spec.ndim)
-    named = f"{spec.shape_text}{'+flat' * spec.flat}"
+    named = f"{spec.shape_text}{spec.suffix}"
     return Budget(op, named, tuple(sorted(values.get("imports", []))), drawn, tuple(sorted({*values["calls"]})))
 
 

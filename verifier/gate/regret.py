@@ -224,7 +224,7 @@ def _asks_mesh(question: Question, mesh: str) -> bool:
 
 def _shape(mesh: str) -> str:
     spec = MeshSpec.parse(mesh)
-    return spec.shape_text + "+flat" * spec.flat
+    return spec.shape_text + spec.suffix
 
 
 def _cell(run: RunRecord, op: str, mesh: str) -> Cell:

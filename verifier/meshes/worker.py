@@ -261,7 +261,8 @@ class _Ranks:
         if (spec, dim_names) not in self._meshes:
             staged = self._seat.device == "cuda" and self._seat.backend == "gloo"
             backend = "gloo" if staged else None
-            self._meshes[spec, dim_names] = mesh_of_world(self._seat.device, spec.shape, backend, dim_names, spec.flat)
+            names = dim_names or spec.names
+            self._meshes[spec, dim_names] = mesh_of_world(self._seat.device, spec.shape, backend, names, spec.flat)
         return self._meshes[spec, dim_names]
 
     def run_batch(self, batch: list[tuple[int, Trial | Task]]) -> None:

@@ -38,7 +38,7 @@ class TensorRecord:
     """A tensor by value. ``values`` is flat and row-major; nan and infinities are strings, complex numbers pairs.
 
     ``order`` has the dims of a tensor that is not contiguous, the outermost in memory first. If it is empty, they are
-    from the last to the first.
+    from the last to the first. ``strides`` has those of a tensor whose elements share memory or have gaps in between.
     """
 
     dtype: str
@@ -48,6 +48,7 @@ class TensorRecord:
     requires_grad: bool = False
     parameter: bool = False
     order: list[int] = field(default_factory=list)
+    strides: list[int] = field(default_factory=list)
 
 
 @dataclass

@@ -19,6 +19,7 @@ from verifier.core.case import MeshSpec, OpCase, Trial
 from verifier.core.placement_text import format_placements
 from verifier.core.wording import did_you_mean
 from verifier.placements.parsing import parse_placement, parse_placements
+from verifier.records.memory import own_strides, span_of, with_strides
 from verifier.records.schema import CaseRecord, TensorRecord, TrialRecord
 from verifier.torch_internals.placements import Placements
 
@@ -40,6 +41,8 @@ _DEEPEST = 100
 """The most levels of lists, tuples and dicts in an argument; torch's own recursion fails for more."""
 _MOST_DIMS = 64
 """The most tensor dims for which torch has views."""
+_MOST_GAPS, _FARTHEST = 1 << 10, 1 << 40
+"""A tensor is stored with its gaps if its memory is at most so many times that of its elements."""
 _SEEDS = 1 << 64
 _TAGS = ("tensor", "tuple", "size", "dict", "float", "complex", "placement", "device", *_TORCH_NAMES)
 _STORABLE = (
@@ -52,7 +55,7 @@ def case_record(case: OpCase) -> CaseRecord:
     """Return ``case`` by value, ready to be written as JSON.
 
     A stored tensor keeps its dtype, shape, values, and whether it is contiguous, requires a gradient and is an
-    ``nn.Parameter``. It loses the payload of a NaN, its device, gaps in its memory, and the fact
+    ``nn.Parameter``, and gaps in its memory that are not large. It loses the payload of a NaN, its device, and the fact
     that it shares memory with another argument.
 
     Raises
@@ -224,6 +227,7 @@ def _store_tensor(tensor: torch.Tensor, where: str) -> TensorRecord:
         requires_grad=tensor.requires_grad,
         parameter=isinstance(tensor, nn.Parameter),
         order=_order(tensor),
+        strides=own_strides(tensor) if span_of(tensor.shape, tensor.stride()) <= _MOST_GAPS * tensor.numel() else [],
     )
 
 
@@ -347,6 +351,8 @@ def _load_tensor(stored: Any, where: str) -> torch.Tensor:
                 raise ValueError(f"{where}: order {record.order} does not have each of {tensor.ndim} dims once")
             back = [record.order.index(dim) for dim in range(tensor.ndim)]
             tensor = tensor.permute(record.order).contiguous().permute(back)
+        elif record.strides:
+            tensor = with_strides(tensor, _checked(record, where))
         elif not record.contiguous:
             tensor = _not_contiguous(tensor)
         if record.parameter:
@@ -354,6 +360,15 @@ def _load_tensor(stored: Any, where: str) -> torch.Tensor:
         return tensor.requires_grad_(record.requires_grad)
     except (RuntimeError, OverflowError, TypeError) as error:
         raise ValueError(f"{where}: not a tensor that torch can hold: {str(error).splitlines()[0]}") from error
+
+
+def _checked(record: TensorRecord, where: str) -> list[int]:
+    """Return the strides of a record; they may not ask for much more memory than the values need."""
+    shape, strides = record.shape, record.strides
+    fits = len(strides) == len(shape) and all(0 <= stride < _FARTHEST for stride in strides)
+    if not fits or span_of(shape, strides) > _MOST_GAPS * max(len(record.values), 1):
+        raise ValueError(f"{where}: strides {_short(strides)} do not fit a tensor of shape {shape}")
+    return strides
 
 
 def _not_contiguous(tensor: torch.Tensor) -> torch.Tensor:

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import closing
+from dataclasses import replace
+from itertools import islice, permutations
 
 import torch
 from torch.distributed.tensor import Replicate
@@ -29,6 +31,7 @@ from verifier.rules.sample_on_mesh import CALL_ERRORS, SampleOnMesh
 from verifier.rules.samples import Sample
 from verifier.rules.stale import stale_decisions
 from verifier.torch_internals.amending.propagation import is_torchs
+from verifier.torch_internals.amending.rule_code import constants_of_rule, names_of_mesh_dims
 from verifier.torch_internals.names import OpOverload
 from verifier.torch_internals.placements import Combination, masked_extent, placement_text
 from verifier.torch_internals.registries import has_own_handler, installed_sharded_op, sees_mesh
@@ -56,7 +59,7 @@ def check_sample(
         return report
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        _check(Ledger(sample, options, number, enter, skip, report))
+        _check(Ledger(sample, _with_meshes_of_rule(sample, options), number, enter, skip, report))
     report.seconds = time.perf_counter() - started
     return report
 
@@ -92,8 +95,7 @@ def _check(ledger: Ledger) -> None:
             if isinstance(place, Exploration) and (largest is None or elements >= largest[0]):
                 largest = elements, place
     for number, mesh in enumerate(options.beyond, len(options.meshes)):
-        may_depend = _may_depend_on_ranks(ledger) if mesh.ndim == 1 else _may_depend_on_mesh(ledger)
-        for size in sorted({0, options.sizes - 1}) if may_depend else ():
+        for size in [0] if mesh.names else sorted({0, options.sizes - 1}):
             _check_beyond(ledger, mesh, number, size)
     ledger.settle()
     if largest is not None and not options.claims_only:
@@ -115,21 +117,38 @@ def _check_beyond(ledger: Ledger, mesh: MeshSpec, number: int, size: int) -> Non
             place.try_claims()
 
 
-def _may_depend_on_mesh(ledger: Ledger) -> bool:
-    """Return whether the strategy of a sample's op is one of the user's that is told the mesh."""
-    op = resolve(f"torch.ops.{ledger.sample.op}")
-    return isinstance(op, OpOverload) and sees_mesh(op) and not is_torchs(op)
+def _with_meshes_of_rule(sample: Sample, options: CheckOptions) -> CheckOptions:
+    """Return ``options`` with the meshes beyond the usual ones on which the rule of the sample's op is tried.
 
-
-def _may_depend_on_ranks(ledger: Ledger) -> bool:
-    """Return whether what DTensor does with a sample may depend on the number of ranks, because a function is told it.
-
-    A strategy for one mesh dim is told neither the mesh nor how many ranks there are.
+    A strategy that is not told the mesh lists its rules for one mesh dim, and cannot depend on the number of ranks. One
+    of the user's that is told the mesh is also tried on the meshes that its code names.
     """
-    op = resolve(f"torch.ops.{ledger.sample.op}")
-    if not isinstance(op, OpOverload) or sees_mesh(op) or is_torchs(op):
-        return True
-    return has_own_handler(op) or installed_sharded_op(op) is not None
+    op = resolve(f"torch.ops.{sample.op}")
+    if not options.beyond or not isinstance(op, OpOverload):
+        return options
+    told = sees_mesh(op) and not is_torchs(op)
+    may_depend = told or is_torchs(op) or has_own_handler(op) or installed_sharded_op(op) is not None
+    meshes = [mesh for mesh in options.beyond if (may_depend if mesh.ndim == 1 else told)]
+    named = _meshes_of_rule(op, {mesh.shape for mesh in (*options.meshes, *meshes)}) if told else ()
+    return replace(options, beyond=(*meshes, *named))
+
+
+def _meshes_of_rule(op: OpOverload, known: Collection[tuple[int, ...]]) -> Iterator[MeshSpec]:
+    """Yield meshes that the code of the rule of ``op`` names: by the number of ranks, and by the names of mesh dims."""
+    sizes = sorted(one for one in constants_of_rule(op) if type(one) is int and 1 < one <= _MOST_RANKS)
+    sizes = [one for one in sizes if (one,) not in known]
+    yield from (MeshSpec((size,)) for size in sizes[:_MOST_NAMES])
+    names = names_of_mesh_dims(op)
+    if names is None:
+        return
+    names = names[:_MOST_NAMES] or ["one"]
+    yield from (MeshSpec((2,), names=(name,)) for name in names)
+    pairs = islice(permutations((*names, "other"), 2), _MOST_PAIRS)
+    yield from (MeshSpec((2, 2), names=pair) for pair in pairs)
+
+
+_MOST_RANKS = 16
+_MOST_NAMES, _MOST_PAIRS = 3, 8
 
 
 def places_of(ledger: Ledger, most: int) -> Iterator[SampleOnMesh]:

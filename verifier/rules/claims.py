@@ -167,11 +167,12 @@ def claimed_rules(case: OpCase, extent: int) -> dict[str, tuple[Placement, ...]]
 
 
 def claims_and_failures(case: OpCase, extent: int) -> frozenset[str]:
-    """Return the rules that DTensor claims of a call, as :func:`claimed_rules`, and how it fails instead, as text."""
+    """Return the rules that DTensor claims of a call, with the results, and how it fails instead, as text."""
 
     def ask() -> frozenset[str]:
         claims, failures = claims_of(case, extent)
-        return frozenset((*_by_text(claims), *(f"{failure.kind} raised in {failure.where}" for failure in failures)))
+        rules = (f"{', '.join(claim.rule.inputs)} -> {', '.join(claim.rule.outputs)}" for claim in claims)
+        return frozenset((*rules, *(f"{failure.kind} raised in {failure.where}" for failure in failures)))
 
     question = _question(case, extent) if ANSWERS.kept else ""
     return ANSWERS.of(question, ask) if question else ask()

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
+from torch.distributed.tensor import Replicate
 
 from verifier.core.case import MeshSpec, OpCase, Trial
 from verifier.core.verdict import VerdictKind
@@ -60,6 +61,7 @@ class SampleOnMesh(ABC):
         self.ledger, self.mesh, self.mesh_number, self.size = ledger, mesh, mesh_number, size
         self.take(case, 0)
         self.reader = ClaimReader(self.call.op, case.args, case.kwargs, self.reference.returned)  # type: ignore[arg-type]
+        self.reader.dim_names = mesh.names
         self.shapes = tuple(tuple(tensor.shape) for tensor in self.call.tensors)
         self.arguments = _arguments(case)
         self.claims: dict[Combination, Claim] = {}
@@ -160,7 +162,7 @@ class SampleOnMesh(ABC):
             self.other_claims = self._ask_again(kept)
         if self.reader.lost:
             self.no_claims = "DTensor has not come back from a rule of this op, and is not asked again"
-        for wrong in (*self.failing(), *self.writing()):
+        for wrong in (*self.failing(), *self.writing(), *(self.misdescribed() if first else ())):
             self.ledger.note(wrong, 1)
 
     def _claim_at(self, combination: Combination, in_full: bool = False) -> Claim | None:
@@ -213,6 +215,27 @@ class SampleOnMesh(ABC):
                 seen.add(found.kind)
                 rule = Rule(self.ledger.sample.op, tuple(map(placement_text, combination)), ())
                 yield replace(self._wrong(rule, combination, found), writes=True)
+
+    def misdescribed(self) -> Iterator[WrongRule]:
+        """Yield how the fake kernel of an op of the user's describes other results than the op returns.
+
+        DTensor then gives them that shape and dtype, however they are placed.
+        """
+        if self.ledger.sample.op.startswith(("aten.", "prims.")):
+            return
+        described = self.reader.of_fake_kernel()
+        results = [(tuple(t.shape), t.dtype) for t in self.reference.tensors[: self.reference.returned_tensors]]
+        if described is None or len(described) != len(results):
+            return
+        for (shape, dtype), (real, of_real) in zip(described, results, strict=True):
+            if (shape, dtype) == (real, of_real):
+                continue
+            kind = VerdictKind.WRONG_SHAPE if shape != real else VerdictKind.WRONG_DTYPE
+            text = f"the fake kernel describes {dtype} {list(shape)}, and the op returns {of_real} {list(real)}"
+            whole = tuple((Replicate(),) for _ in self.call.tensors)
+            rule = Rule(self.ledger.sample.op, tuple(map(placement_text, whole)), ())
+            yield self._wrong(rule, whole, Mismatch(kind, text))
+            return
 
     def _mismatch_with(self, args: Sequence[object]) -> Mismatch | None:
         """Return how the call on whole tensors differs with ``args``, in which slots stand for the tensors."""

@@ -113,7 +113,7 @@ class RedistributionGraph:
         mesh, op = observation.trial.mesh, observation.trial.case.op
         placed = combination_text(observation.trial)
         if passed and op.count(".") > 1:  # an overload of an op, and no program
-            self._calls[op, f"{mesh.shape_text}{'+flat' * mesh.flat}", placed] += 1
+            self._calls[op, f"{mesh.shape_text}{mesh.suffix}", placed] += 1
         for step in report.redistributions:
             self.add_step(step.mesh or str(mesh), step)
         for steps in _whole(report.redistributions):

@@ -111,6 +111,8 @@ class ClaimReader:
     written
         The arguments with which DTensor would run the op, with a :class:`Slot` for each tensor, by placements: where it
         redistributes, and the op's strategy has written to lists among the arguments that it was given.
+    dim_names
+        The names of the dims of the meshes for which DTensor is asked; none, unless the caller gives them.
     lost
         Whether DTensor did not come back from a rule of this op. It is not asked again, by any reader.
     """
@@ -129,6 +131,7 @@ class ClaimReader:
         self.lost = op in endless_rules
         self._specs: dict[tuple[int, int, Placements], DTensorSpec] = {}
         self._may_be_written_to = bool(kwargs) or any(isinstance(arg, list | dict) for arg in args)
+        self.dim_names: tuple[str, ...] = ()
 
     def at(
         self, combination: Combination, mesh_shape: tuple[int, ...], rank: int = 0, only_claims: bool = False
@@ -139,7 +142,7 @@ class ClaimReader:
         """
         if self.lost:
             return None
-        mesh = _bare_mesh(mesh_shape, rank)
+        mesh = _bare_mesh(mesh_shape, rank, self.dim_names)
         schema = self._schema([self._spec_of(mesh, *placed) for placed in enumerate(combination)])
         try:
             with self._without_dry_run(), self._claims_alone(combination, schema, only_claims), ended_rules(_LONGEST):
@@ -174,6 +177,17 @@ class ClaimReader:
             return Propagation(inputs, outputs)
         return Propagation(inputs, outputs, (changed.op, _with_slots(changed.args_schema)))
 
+    def of_fake_kernel(self) -> list[tuple[tuple[int, ...], torch.dtype]] | None:
+        """Return the shapes and dtypes of the results by which DTensor describes them; None if it cannot tell any."""
+        mesh = _bare_mesh((2,), 0)
+        schema = self._schema([DTensorSpec(mesh, (Replicate(),), tensor_meta=meta) for meta in self._metas])
+        try:
+            with ended_rules(_LONGEST):
+                made = self._propagator._propagate_tensor_meta_non_cached(schema)
+        except (Exception, SystemExit):  # noqa: BLE001 - there may be no fake kernel, or one that needs values
+            return None
+        return [(tuple(one.shape), one.dtype) for one in pytree.tree_leaves(made, _is_meta) if _is_meta(one)]
+
     def _of_tensors(self, outputs: tuple[Placements | None, ...] | None) -> tuple[Placements | None, ...] | None:
         """Return ``outputs`` without what rules say of results that are no tensors."""
         metas = self._result_meta if isinstance(self._result_meta, list | tuple) else [self._result_meta]
@@ -183,7 +197,7 @@ class ClaimReader:
 
     def key(self, combination: Combination, mesh_shape: tuple[int, ...]) -> Hashable:
         """Return that by which DTensor's cache knows this call at ``combination``: equal keys share a decision."""
-        mesh = _bare_mesh(mesh_shape, 0)
+        mesh = _bare_mesh(mesh_shape, 0, self.dim_names)
         placed = zip(combination, self._metas, strict=True)
         return self._schema([DTensorSpec(mesh, placements, tensor_meta=meta) for placements, meta in placed])
 
@@ -225,7 +239,7 @@ class ClaimReader:
         strategy = self._propagator.op_strategy_funcs.get(self.op)
         if strategy is None or self.lists_rules or self.lost:
             return []
-        mesh = _bare_mesh(mesh_shape, 0)
+        mesh = _bare_mesh(mesh_shape, 0, self.dim_names)
         whole: Placements = (Replicate(),) * len(mesh_shape)
         specs = [DTensorSpec(mesh, whole, tensor_meta=meta) for meta in self._metas]
         try:
@@ -243,7 +257,7 @@ class ClaimReader:
         return rules
 
     def _listed_whole(self, mesh_shape: tuple[int, ...]) -> list[tuple[Placement, ...]] | None:
-        mesh = _bare_mesh(mesh_shape, 0)
+        mesh = _bare_mesh(mesh_shape, 0, self.dim_names)
         first = next((i for i, meta in enumerate(self._metas) if len(meta.shape)), None)
         specs = [
             DTensorSpec(mesh, (Shard(0) if i == first else Replicate(),) * mesh.ndim, tensor_meta=meta)
@@ -437,6 +451,10 @@ def _with_slots(args: Sequence[object]) -> tuple[object, ...]:
     return tuple(filled)
 
 
+def _is_meta(leaf: object) -> bool:
+    return isinstance(leaf, TensorMeta)
+
+
 def _is_spec(leaf: object) -> bool:
     return isinstance(leaf, DTensorSpec)
 
@@ -455,7 +473,7 @@ def _result_meta(result: object) -> Any:
 
 
 @functools.cache
-def _bare_mesh(shape: tuple[int, ...], rank: int) -> DeviceMesh:
+def _bare_mesh(shape: tuple[int, ...], rank: int, names: tuple[str, ...] = ()) -> DeviceMesh:
     """Return a mesh as ``rank`` sees it, with a shape but no process groups."""
     ranks = torch.arange(math.prod(shape)).view(shape)
-    return DeviceMesh("cpu", ranks, _init_backend=False, _rank=rank)
+    return DeviceMesh("cpu", ranks, mesh_dim_names=names or None, _init_backend=False, _rank=rank)

@@ -38,6 +38,11 @@ class Parameter:
     has_default: bool
     default: object
 
+    @property
+    def optional(self) -> bool:
+        """Whether the argument may be None."""
+        return self.type.startswith("Optional[")
+
 
 @cache
 def parameters(op: OpOverload) -> tuple[Parameter, ...]:

@@ -14,13 +14,15 @@ import torch
 
 from strategies.opinfo.calls.call import Call, Parameter, attempt, parameters
 from strategies.opinfo.calls.checked import is_trusting, is_unchecked
-from strategies.opinfo.samples.argument_spellings import DIMS, Variation, with_value
+from strategies.opinfo.calls.running import survives
+from strategies.opinfo.samples.argument_spellings import DIMS, Variation, with_value, with_values
 from strategies.opinfo.samples.conversions import converted
 from strategies.opinfo.samples.extents import Extents
 from verifier.core.case import OpCase
+from verifier.records.memory import with_strides
 from verifier.rules.claims import claims_and_failures
 from verifier.torch_internals.amending.propagation import is_torchs
-from verifier.torch_internals.amending.rule_code import constants_of_rule
+from verifier.torch_internals.amending.rule_code import constants_of_rule, reads_strides
 
 __all__ = [
     "argument_branches",
@@ -31,6 +33,7 @@ __all__ = [
     "kinds_of",
     "near_numbers",
     "tied_ones",
+    "without_tensors",
 ]
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.complex64)
@@ -53,6 +56,7 @@ _KINDS = {"dtype", "out_dtype", "layout", "device", "memory_format", "pin_memory
 """Arguments that are numbers in the schema alone."""
 _COUNTS = ("group", "num", "size", "stride", "dilation", "heads", "factor", "step", "N", "C", "HxW")
 """Parts of the names of arguments by which kernels divide, some without a look at them: 0 would end the process."""
+_MOST_OPTIONAL = 4
 _MOST_CONSTANTS = 8
 _LARGEST = 64
 """Larger integers in the code of a rule are not given as arguments: an extent of that size would take long."""
@@ -102,7 +106,7 @@ def argument_branches(call: Call) -> Iterator[Variation]:
             given = start.values.get(parameter.name, parameter.default)
             for value in dict.fromkeys(_candidates(parameter, given, start, constants)):
                 change = partial(_with_argument, base, parameter.name, value)
-                if value != given and claimed(change(call)) - usual:
+                if value != given and _is_safe(changed := change(call)) and claimed(changed) - usual:
                     yield Variation(f"{label}{parameter.name} is {value}", change)
 
 
@@ -141,13 +145,35 @@ def _with_argument(base: Callable[[Call], Call | None], name: str, value: object
     return None if start is None else with_value(start, name, value)
 
 
+def without_tensors(call: Call) -> Iterator[Variation]:
+    """Yield the calls without some of the tensors that may be left out, of ops with rules of the user's.
+
+    A rule may hold for each of two optional tensors, and not where one is there without the other.
+    """
+    if is_torchs(call.op):
+        return
+    names = [
+        one.name for one in parameters(call.op) if isinstance(call.values.get(one.name), torch.Tensor) and one.optional
+    ][:_MOST_OPTIONAL]
+    for count in range(1, len(names) + 1):
+        for some in combinations(names, count):
+            change = partial(with_values, dict.fromkeys(some))
+            if _is_safe(change(call)):
+                yield Variation(f"without {', '.join(some)}", change)
+
+
+def _is_safe(call: Call | None) -> bool:
+    """Return whether a changed call can be made here: some kernels that trust arguments end the process."""
+    return call is not None and (not is_trusting(call) or survives(call))
+
+
 def extent_branches(call: Call) -> Iterator[Variation]:
     """Yield the extents at which the op's rules claim something else.
 
     Those are tried that are near a number in the code of the rules, or equal to, twice or half another extent. Only the
-    user's rules are asked, and only of calls whose dims can all be sharded: of others they claim less.
+    user's rules are asked.
     """
-    if is_torchs(call.op) or is_unchecked(call) or any(e < _EXTENT for tensor in call.tensors for e in tensor.shape):
+    if is_torchs(call.op) or is_unchecked(call) or not all(tensor.numel() for tensor in call.tensors):
         return
     constants = sorted(one for one in constants_of_rule(call.op) if type(one) is int and 0 < one <= _LARGEST)
     near = [one + more for more in (0, 1) for one in (1, *constants[:_MOST_CONSTANTS])]
@@ -272,6 +298,47 @@ def _strides(call: Call) -> Iterator[Variation]:
         yield Variation("the second of 4 dims is the innermost", partial(_each, _channels_last), strided=True)
     elif _goes_through_elements(call):
         yield Variation("4 dims, the second is the innermost", partial(_each, _images), strided=True)
+    if reads_strides(call.op):
+        for ndim in (2, 3) if _goes_through_elements(call) else (None,):
+            for label, change in _LAYOUTS:
+                text = label if ndim is None else f"{ndim} dims, {label}"
+                yield Variation(text, partial(_each, partial(_laid_out, change, ndim)), strided=True)
+
+
+def _expanded(dim: int, tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor with the first slice along a dim everywhere, which is there once."""
+    return tensor.narrow(dim, 0, 1).clone().expand_as(tensor) if tensor.ndim and tensor.numel() else tensor
+
+
+def _last_swapped(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor with the same values, of whose elements neighbours on the last dim but one are neighbours."""
+    return tensor.transpose(-1, -2).contiguous().transpose(-1, -2) if tensor.ndim > 1 else tensor
+
+
+def _with_gaps(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor with the same values that is part of one with twice as many columns."""
+    return torch.cat([tensor, tensor], -1).narrow(-1, 0, tensor.shape[-1]) if tensor.ndim else tensor
+
+
+def _windows(tensor: torch.Tensor) -> torch.Tensor:
+    """Return windows of one vector, each of which begins an element after the one before."""
+    if tensor.ndim < 2 or not tensor.numel():
+        return tensor
+    return with_strides(tensor, [*tensor.contiguous().stride()[:-2], 1, 1])
+
+
+def _laid_out(change: Callable[[torch.Tensor], torch.Tensor], ndim: int | None, tensor: torch.Tensor) -> torch.Tensor:
+    return change(tensor if ndim is None else _with_dims(tensor, ndim))
+
+
+_LAYOUTS: tuple[tuple[str, Callable[[torch.Tensor], torch.Tensor]], ...] = (
+    ("expanded along the first dim", partial(_expanded, 0)),
+    ("expanded along the last dim", partial(_expanded, -1)),
+    ("the last dims swapped in memory", _last_swapped),
+    ("gaps in memory", _with_gaps),
+    ("overlapping windows", _windows),
+)
+"""Memory that only rules which look at strides are given."""
 
 
 def _dims(call: Call) -> Iterator[Variation]:

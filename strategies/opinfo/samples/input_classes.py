@@ -18,7 +18,14 @@ from strategies.opinfo.calls.checked import is_trusting, is_unchecked
 from strategies.opinfo.calls.op_facts import KEEP_VALUES
 from strategies.opinfo.calls.op_names import base_of
 from strategies.opinfo.samples.argument_spellings import Variation, equivalent_dim, with_value, with_values
-from strategies.opinfo.samples.branches import argument_branches, branches, equal_numbers, extent_branches, tied_ones
+from strategies.opinfo.samples.branches import (
+    argument_branches,
+    branches,
+    equal_numbers,
+    extent_branches,
+    tied_ones,
+    without_tensors,
+)
 from strategies.opinfo.samples.conversions import as_complex, converted
 from strategies.opinfo.samples.dim_numbers import batch_dims, batch_dims_of_gradients, dim_numbers
 from strategies.opinfo.samples.index_classes import bounds, index_lists, left_out
@@ -585,6 +592,7 @@ INPUT_CLASSES = (
     InputClass("branches of rules", branches, 6, samples=3),
     InputClass("arguments of rules", argument_branches, 6, samples=8, elements=True, evenly=True),
     InputClass("equal numbers", equal_numbers, 4, samples=3),
+    InputClass("optional tensors left out", without_tensors, 8, samples=4, elements=True),
     InputClass("tied extents of 1", _tied, 3, samples=3, elements=True),
     InputClass("extents of rules", extent_branches, 6, samples=8, elements=True, evenly=True),
 )

@@ -27,6 +27,7 @@ from strategies.opinfo.samples.fill_plans import (
 )
 from strategies.opinfo.samples.fills import SPECIAL_DRAWS, Chosen, Fill, Palette, with_specials
 from verifier.core.case import OpCase
+from verifier.records.memory import with_strides
 from verifier.rules.samples import SampleOptions, Values
 
 __all__ = ["CallsAtSizes", "OpInfoSample", "read_by_strides"]
@@ -79,6 +80,12 @@ class OpInfoSample:
         self.origin = ", ".join([template.label, *(change.label for change in changes)])
         text = f"{self.op}|{self.origin}|{template.origin}"
         self._seed = zlib.crc32(text.encode()) ^ (row.options.seed * 0x9E3779B1)
+
+    @property
+    def signature(self) -> str:
+        """A text that is equal for two samples iff they differ at most in values; drawn strides count."""
+        strides = [tensor.stride() for tensor in self.first.tensors] if self._strided else ""
+        return f"{self.first.signature()}{strides}"
 
     @property
     def not_testable(self) -> str:
@@ -143,8 +150,6 @@ class OpInfoSample:
         seed = self._seed + size * 0x85EBCA6B + draw * 0xC2B2AE35 + special
         generator = self._row.generator.manual_seed(seed & 0x7FFF_FFFF_FFFF_FFFF)
         leaves = refilled(prepared.call, prepared.fills, generator, draw)
-        if self._strided:
-            leaves = [_laid_out(leaf, like) for leaf, like in zip(leaves, prepared.call.leaves, strict=True)]
         if special:
             for place, fill in prepared.fills.items():
                 if isinstance(fill, Palette | Chosen):
@@ -152,6 +157,8 @@ class OpInfoSample:
                     assert isinstance(leaf, torch.Tensor)
                     if leaf.is_floating_point():
                         leaves[place] = with_specials(leaf, thresholds_of(prepared.call), generator, draw)
+        if self._strided:
+            leaves = [_laid_out(leaf, like) for leaf, like in zip(leaves, prepared.call.leaves, strict=True)]
         return leaves
 
     def varied(self, variation: Variation, rare: bool = False) -> OpInfoSample | None:
@@ -252,7 +259,7 @@ def _laid_out(leaf: object, like: object) -> object:
     """Return the values of ``leaf`` with the strides of ``like``, if both are tensors."""
     if not isinstance(leaf, torch.Tensor) or not isinstance(like, torch.Tensor) or leaf.stride() == like.stride():
         return leaf
-    return torch.empty_like(like, dtype=leaf.dtype).copy_(leaf)
+    return with_strides(leaf, like.stride())
 
 
 def _tags(call: Call) -> frozenset[str]:

@@ -40,6 +40,7 @@ from verifier.oracle.tolerance import accepted_error, case_tolerance
 from verifier.placements.algebra import split
 from verifier.processes.scripts import run_to_end
 from verifier.programs import asked_placements
+from verifier.records.memory import own_strides, span_of
 from verifier.records.schema import FAILS, GONE
 from verifier.torch_internals.placements import Placements, strides_of
 
@@ -65,6 +66,9 @@ def _literal(tensor: torch.Tensor) -> str:
     text = f"torch.tensor({_values(tensor.detach().tolist())}, dtype={tensor.dtype})"
     if tensor.numel() == 0 and tensor.ndim:
         text = f"torch.empty({list(tensor.shape)}, dtype={tensor.dtype})"
+    if strides := own_strides(tensor):
+        values = _values(tensor.detach().as_strided((span_of(tensor.shape, strides),), (1,)).tolist())
+        return f"torch.tensor({values}, dtype={tensor.dtype}).as_strided({list(tensor.shape)}, {strides})"
     if not tensor.is_contiguous() and tensor.ndim >= 2:
         order = sorted(range(tensor.ndim), key=tensor.stride, reverse=True)
         back = [order.index(dim) for dim in range(tensor.ndim)]

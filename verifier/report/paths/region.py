@@ -110,7 +110,7 @@ def mesh_regions(run: RunRecord) -> list[MeshRegion]:
 
 def _shape(mesh: str) -> str:
     spec = MeshSpec.parse(mesh)
-    return spec.shape_text + "+flat" * spec.flat
+    return spec.shape_text + spec.suffix
 
 
 def _region(judged: JudgedRun, mesh: str, here: Sequence[Executed], steps: tuple[EdgeRecord, ...]) -> MeshRegion:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dis
 from collections.abc import Iterable, Iterator
 from functools import partial
-from types import CodeType, FunctionType, MethodType, ModuleType
+from types import CellType, CodeType, FunctionType, MethodType, ModuleType
+from typing import NamedTuple
 
 import torch
 from torch._ops import OpOverload, OpOverloadPacket
@@ -14,8 +15,10 @@ from torch.distributed.tensor import DTensor
 from verifier.torch_internals.ops import definition_of
 from verifier.torch_internals.registries import registries_of_rules
 
-__all__ = ["constants_of_op", "constants_of_rule", "may_follow_hashes"]
+__all__ = ["constants_of_op", "constants_of_rule", "may_follow_hashes", "names_of_mesh_dims", "reads_strides"]
 
+_MOST_ENTRIES = 64
+"""A larger table in a module of the user's is no list of constants."""
 _NOT_THE_USERS = ("torch", "verifier")
 _ORDERED = (*_NOT_THE_USERS, "builtins", "typing", "math", "operator", "functools", "itertools", "collections", "numpy")
 """Packages with nothing that makes a rule follow hashes; the sets of builtins are looked for by their names."""
@@ -29,8 +32,7 @@ _PLAIN = (int, float, complex, str, bytes, bool, type(None), torch.dtype, torch.
 
 def constants_of_rule(op: OpOverload) -> frozenset[int | float | str]:
     """Return the numbers and texts in the code of the rule of ``op``, and of the user's functions that it names."""
-    _, rules, strategies, single = registries_of_rules()
-    return _constants(single[op].func if op in single else strategies.get(op) or rules.get(op))
+    return _constants(_rule_of(op))
 
 
 def constants_of_op(op: OpOverload) -> frozenset[int | float | str]:
@@ -80,25 +82,78 @@ def _follows_hashes(function: object, seen: set[object]) -> bool:
     return any(_follows_hashes(one, seen) for one in (*named, getattr(function, "__wrapped__", None)))
 
 
+def reads_strides(op: OpOverload) -> bool:
+    """Return whether the rule of ``op``, or a function of the user's that it names, names anything like strides."""
+    return any(part in name for name in _names_of_rule(op) for part in _OF_MEMORY)
+
+
+def names_of_mesh_dims(op: OpOverload) -> list[str] | None:
+    """Return the texts that the rule of ``op`` may compare with names of mesh dims, the shortest first.
+
+    None if neither the rule nor a function of the user's that it names looks at names of mesh dims.
+    """
+    reading = [part for part in _parts_of(_rule_of(op)) if "mesh_dim_names" in part.names]
+    texts = {one for part in reading for one in part.constants if isinstance(one, str) and one.isidentifier()}
+    return sorted(texts - _NO_NAMES, key=lambda one: (len(one), one)) if reading else None
+
+
+_NO_NAMES = {"sum", "avg", "min", "max", "product", "tensor_meta", "redistribute_cost", "input_specs", "output_specs"}
+"""Texts that rules need for other things."""
+_OF_MEMORY = ("strid", "contig", "memory_format", "is_dense", "overlap")
+
+
+def _rule_of(op: OpOverload) -> object:
+    _, rules, strategies, single = registries_of_rules()
+    return single[op].func if op in single else strategies.get(op) or rules.get(op)
+
+
+def _names_of_rule(op: OpOverload) -> frozenset[str]:
+    return frozenset(name for part in _parts_of(_rule_of(op)) for name in part.names)
+
+
 def _constants(function: object) -> frozenset[int | float | str]:
-    found: set[int | float | str] = set()
+    return frozenset(one for part in _parts_of(function) for one in part.constants)
+
+
+class _Part(NamedTuple):
+    """One function: the names in its code, and its constants, also those of its module that it names."""
+
+    names: frozenset[str]
+    constants: frozenset[int | float | str]
+
+
+def _parts_of(function: object) -> Iterator[_Part]:
+    """Yield a function, and the user's functions that it names."""
     seen: set[FunctionType] = set()
     left = [function]
     while left:
         function = left.pop()
         if isinstance(function, partial):
             left += [function.func, *function.args, *function.keywords.values()]
+        elif isinstance(function, MethodType):
+            function = function.__func__
+        elif not isinstance(function, FunctionType | type):
+            function = vars(type(function)).get("__call__")
         if not isinstance(function, FunctionType) or function in seen:
             continue
         seen.add(function)
-        left += [cell.cell_contents for cell in function.__closure__ or ()]
-        left.append(getattr(function, "__wrapped__", None))
+        held = [_content(cell) for cell in function.__closure__ or ()]
+        left += [*held, getattr(function, "__wrapped__", None)]
         if str(function.__globals__.get("__name__")).partition(".")[0] in _NOT_THE_USERS:
             continue
-        for code in _codes(function.__code__):
-            left += [function.__globals__.get(name) for name in code.co_names]
-            found.update(one for one in _flat(code.co_consts) if isinstance(one, int | float | str))
-    return frozenset(found)
+        codes = [*_codes(function.__code__)]
+        names = frozenset(name for code in codes for name in code.co_names)
+        named = [function.__globals__.get(name) for name in sorted(names)]
+        left += named
+        values = (*(one for code in codes for one in code.co_consts), *held, *named, *(function.__defaults__ or ()))
+        yield _Part(names, frozenset(one for one in _flat(values) if isinstance(one, int | float | str)))
+
+
+def _content(cell: CellType) -> object:
+    try:
+        return cell.cell_contents
+    except ValueError:  # it is filled later
+        return None
 
 
 def _codes(code: CodeType) -> Iterator[CodeType]:
@@ -111,7 +166,7 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
 
 def _flat(constants: Iterable[object]) -> Iterator[object]:
     for one in constants:
-        if isinstance(one, tuple | frozenset):
+        if isinstance(one, tuple | list | set | frozenset) and len(one) <= _MOST_ENTRIES:
             yield from _flat(one)
         else:
             yield one
