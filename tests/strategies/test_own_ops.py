@@ -381,9 +381,9 @@ def test_hypothesis_generators_are_drawn_from_and_draw_the_same_again() -> None:
 @pytest.mark.parametrize(
     ("examples", "said"),
     [
-        ([torch.ones(2)], r"a Tensor is no tuple of arguments; write \(x,\) for a single one"),
-        ([], "it gave no example"),
-        (3, "it has to yield tuples of arguments, and returned a int"),
+        ([torch.ones(2)], r"a Tensor is no tuple of arguments; write \(x,\) for a single one \(.*test_own_ops.py:\d+\)"),
+        ([], r"it gave no example \(.*test_own_ops.py:\d+\)"),
+        (3, r"it has to yield tuples of arguments, and returned a int \(.*test_own_ops.py:\d+\)"),
         ([(torch.ones(2), 3)], "the op does not take example 0: RuntimeError"),
     ],
 )
