@@ -18,9 +18,11 @@ from strategies.own_ops.from_schema import calls_from_schema
 from strategies.own_ops.source import SOURCE, own_samples
 from verifier.core.case import MeshSpec
 from verifier.core.errors import SamplesError
+from verifier.gate.baseline import Baseline
 from verifier.planning import own_samples as own_samples_module
 from verifier.planning.families import installed_families, select_registered
 from verifier.planning.own_samples import examples_of
+from verifier.rules.campaign.request import RulesRequest, make_rules_plan
 from verifier.rules.check import check_sample
 from verifier.rules.options import CheckOptions
 from verifier.rules.results import SampleReport
@@ -381,7 +383,10 @@ def test_hypothesis_generators_are_drawn_from_and_draw_the_same_again() -> None:
 @pytest.mark.parametrize(
     ("examples", "said"),
     [
-        ([torch.ones(2)], r"a Tensor is no tuple of arguments; write \(x,\) for a single one \(.*test_own_ops.py:\d+\)"),
+        (
+            [torch.ones(2)],
+            r"a Tensor is no tuple of arguments; write \(x,\) for a single one \(.*test_own_ops.py:\d+\)",
+        ),
         ([], r"it gave no example \(.*test_own_ops.py:\d+\)"),
         (3, r"it has to yield tuples of arguments, and returned a int \(.*test_own_ops.py:\d+\)"),
         ([(torch.ones(2), 3)], "the op does not take example 0: RuntimeError"),
@@ -397,6 +402,12 @@ def test_examples_that_are_none_are_refused(examples: object, said: str) -> None
             list(own_samples(name, SampleOptions()))
     finally:
         declared._makers[name].pop()
+
+
+def test_a_name_without_its_namespace_is_completed() -> None:
+    verifier.samples("test_own_ops::leaky")(lambda: [(torch.randn(4, 3, 2), 0.5)])
+    with pytest.raises(ValueError, match=r"'leaky'; did you mean 'test_own_ops\.leaky\.default'"):
+        make_rules_plan(RulesRequest(patterns=["leaky"]), Baseline())
 
 
 def test_the_line_at_which_an_example_raises_is_named() -> None:
