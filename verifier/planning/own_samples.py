@@ -190,7 +190,7 @@ def examples_of(op: str, seed: int = 0) -> list[Example]:
                 if not drawn:
                     raise SamplesError("it gave no example")
             except SamplesError as error:
-                raise SamplesError(f"{where}: {error}{_defined(maker)}") from error
+                raise SamplesError(f"{where}: {error}{_begins(maker)}") from error
             except Exception as error:
                 raised = f"{type(error).__name__}: {error}{_at(maker, error)}"
                 raise SamplesError(one_line(f"{where}: it raised {raised}")) from error
@@ -207,7 +207,7 @@ def _made(maker: Maker, seed: int) -> list[object]:
     raise SamplesError(f"it has to yield tuples of arguments, and returned a {type(made).__name__}")
 
 
-def _defined(maker: Maker) -> str:
+def _begins(maker: Maker) -> str:
     """Return where ``maker`` begins, as text."""
     code = getattr(inspect.unwrap(maker), "__code__", None)
     return f" ({code.co_filename}:{code.co_firstlineno})" if code is not None else ""
