@@ -9,6 +9,7 @@ from functools import lru_cache
 import torch
 from hypothesis.strategies import SearchStrategy
 
+from strategies.opinfo.calls.gradients import requiring
 from strategies.opinfo.family import determined_cases
 from strategies.own_ops.names import own_ops_named
 from verifier.core.case import MeshSpec, OpCase, Trial
@@ -16,7 +17,9 @@ from verifier.core.errors import SamplesError
 from verifier.core.verdict import Verdict
 from verifier.placements.alphabet import Alphabet
 from verifier.planning.families import DrawContext
+from verifier.planning.own_samples import overload_named
 from verifier.rules.samples import Sample, SampleOptions
+from verifier.torch_internals.ops import has_gradient_formula
 
 __all__ = ["FAMILY", "OwnFamily"]
 
@@ -48,11 +51,13 @@ class OwnFamily:
         return op in selected
 
     def left_out(self, context: DrawContext) -> Iterator[tuple[str, str]]:
-        """Yield the ops whose arguments do not determine their results, and the reason."""
+        """Yield the ops whose arguments do not determine their results, or whose gradients are not tried, and why."""
         for name in context.ops:
             for sample in _samples(name, self._dtypes(context)[0]):
                 if sample.not_testable:
                     yield name, sample.not_testable
+            if not has_gradient_formula(overload_named(name)):
+                yield name, _NO_FORMULA
 
     def cases(self, context: DrawContext) -> SearchStrategy[OpCase]:
         """Return a generator of calls of the ops in ``context``; all overloads are equally likely."""
@@ -63,7 +68,7 @@ class OwnFamily:
                 found = [sample for sample in _samples(name, dtype, rare) if not sample.not_testable]
                 if found:
                     by_overload[name, dtype] = found
-        return determined_cases(by_overload, context.mesh)
+        return determined_cases(by_overload, context.mesh).map(_without_lost_gradients)
 
     def alphabet(self, case: OpCase, mesh: MeshSpec) -> Alphabet:
         """Return the usual placements."""
@@ -78,6 +83,16 @@ class OwnFamily:
 
 
 FAMILY = OwnFamily()
+
+_NO_FORMULA = (
+    "gradients: it has no gradient formula, so that they are lost on DTensors under any strategy; give it one "
+    "(torch.library.register_autograd)"
+)
+
+
+def _without_lost_gradients(case: OpCase) -> OpCase:
+    """Return the call without gradients if only the kernel of the op knows them, into which DTensor does not look."""
+    return case if has_gradient_formula(overload_named(case.op)) else requiring(case, ())
 
 
 @lru_cache(maxsize=8)

@@ -6,7 +6,8 @@ import io
 import logging
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -43,13 +44,13 @@ class Clock:
         return self.now
 
 
-def show(terminal: bool) -> str:
+def show(terminal: bool, own_rules: Sequence[str] = ()) -> str:
     """Return what is printed of a run of 20 trials in 4 seconds, with one death, one finding and one restart."""
     out = io.StringIO()
     clock = Clock()
     console = Console(file=out, force_terminal=terminal, width=120, color_system=None)
     display = ProgressDisplay(console, clock)
-    display(RunStarted(a_header()))
+    display(RunStarted(replace(a_header(), own_rules=[*own_rules])))
     display(MeshStarted(MESH, "embedding", 10))
     for event in trials([VerdictKind.PASS] * 19 + [VerdictKind.DIED]):
         clock.now += 0.2
@@ -72,6 +73,11 @@ def test_a_terminal_gets_a_table() -> None:
     assert numbers[:3] == ["embedding", "4", "10/10"]
     assert numbers[-5:] == ["20", "5", "1", "1", "4"]  # trials, trials/s, failed, restarts, seconds
     assert any("findings: 1 new, 0 known" in line and "1 restart" in line for line in lines)
+
+
+def test_a_finding_under_rules_of_ones_own_is_not_called_new_before_torch_was_asked() -> None:
+    assert "found WRONG_GRADIENT a1: weight.grad row 3: got 0.0, expected 1.7" in show(False, ["aten.exp.default"])
+    assert "findings: 1 found, 0 known" in show(True, ["aten.exp.default"])
 
 
 def test_a_log_gets_lines() -> None:

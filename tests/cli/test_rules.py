@@ -171,6 +171,7 @@ def test_other_dtypes_accuse_nobody(tmp_path: Path, dtype: str) -> None:
         (["add", "--jobs", "-1"], "--jobs -1: must be from 1 to 256"),
         (["add", "--jobs", "257"], "--jobs 257: must be from 1 to 256"),
         (["add", "--import", "no/such/file.py"], "no/such/file.py"),
+        (["add", "--import", "--quiet"], "--import --quiet: name a module or a file"),
         (["add", "--baseline", "no-such.toml"], "no-such.toml"),
     ],
 )

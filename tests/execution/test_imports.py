@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import sys
 from collections.abc import Iterator
@@ -27,10 +28,12 @@ from verifier.execution.imports import (
     places_of_rules,
     registered_by,
     rules_of_the_user,
+    run_file,
     run_imports,
 )
+from verifier.execution.registrations import Lacking, Registered, Source
 from verifier.gate.baseline import Baseline
-from verifier.meshes.processes import PoolError
+from verifier.meshes.processes import PoolError, RulesNotInRanks
 from verifier.planning.families import Family, installed_families
 from verifier.rules.campaign.workers import WorkerError
 from verifier.runs.revision import import_digests
@@ -51,6 +54,17 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     yield folder
     for name in [name for name in sys.modules if name.partition(".")[0] in ("my_rules", "my_module")]:
         del sys.modules[name]
+
+
+def test_a_file_that_was_edited_meanwhile_is_why_ranks_lack_its_rules(tmp_path: Path) -> None:
+    file = tmp_path / "edited.py"
+    file.touch()
+    run_file(file)
+    found = Lacking("aten.exp.default", Registered("rule", (Source("edited", str(file), 1, "rule"),)))
+    assert "a rank that imports edited does not register it" in str(RulesNotInRanks(found, [], "", 0))
+    os.utime(file, ns=(0, 0))
+    said = str(RulesNotInRanks(found, [], "", 0))
+    assert said == f"aten.exp.default: {file} has changed since this process ran it; run the command again"
 
 
 def test_the_code_of_a_whole_package_counts(package: Path) -> None:

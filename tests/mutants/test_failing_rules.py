@@ -22,6 +22,7 @@ from verifier.core.case import MeshSpec
 from verifier.core.verdict import VerdictKind
 from verifier.gate.baseline import Baseline
 from verifier.rules import handled
+from verifier.rules.campaign import recorded
 from verifier.rules.campaign.recorded import record_rules
 from verifier.rules.campaign.request import RulesRequest, make_rules_plan
 from verifier.rules.check import check_sample
@@ -253,6 +254,20 @@ def test_ranks_confirm_a_rule_that_raises(tmp_path: Path) -> None:
     (finding,) = [one for one in record.findings if one.fingerprint == failing[0].fingerprint]
     assert finding.verdict == "CRASH"
     assert "my_rules.py:" in finding.message
+
+
+def test_a_rule_is_shown_though_the_check_ended_before_ranks_were_asked(tmp_path: Path) -> None:
+    store = RunStore(tmp_path)
+    plan = make_rules_plan(RulesRequest(("aten.exp.default",), world_sizes="2", claims_only=True), Baseline())
+    options = CheckOptions((MeshSpec((2,)),), sizes=1, claims_only=True, samples_called_again=0)
+    samples = [one for one in SOURCE.samples(plan.targets[0], SampleOptions(max_samples=2)) if "empty" in one.origin]
+    with replaced_strategy(torch.ops.aten.exp.default, raises_for_empty_tensors), store.open_run(plan.header) as writer:
+        run = recorded._RulesRun(plan, writer, lambda *_: None, store)
+        run.ops[0].by_number[0] = check_sample(samples[0], options)
+        record = run.finish(complete=False, seconds=0.0)
+    assert record.rules is not None
+    (op,) = record.rules.ops.values()
+    assert {(one.verdict, one.confirmed.why) for one in op.unconfirmed} == {("CRASH", recorded.ENDED)}
 
 
 @pytest.mark.ranks

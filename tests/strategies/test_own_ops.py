@@ -14,13 +14,18 @@ from torch.distributed.tensor.experimental import register_sharding
 import verifier
 from strategies.opinfo.calls.call import Call
 from strategies.opinfo.samples.extents import Extents
+from strategies.own_ops.family import FAMILY
 from strategies.own_ops.from_schema import calls_from_schema
 from strategies.own_ops.source import SOURCE, own_samples
-from verifier.core.case import MeshSpec
+from verifier.core.arguments import tensor_arguments
+from verifier.core.case import MeshSpec, OpCase
 from verifier.core.errors import SamplesError
+from verifier.gate.baseline import Baseline
 from verifier.planning import own_samples as own_samples_module
-from verifier.planning.families import installed_families, select_registered
+from verifier.planning.drawing import draw_each
+from verifier.planning.families import DrawContext, installed_families, select_registered
 from verifier.planning.own_samples import examples_of
+from verifier.rules.campaign.request import RulesRequest, make_rules_plan
 from verifier.rules.check import check_sample
 from verifier.rules.options import CheckOptions
 from verifier.rules.results import SampleReport
@@ -381,9 +386,12 @@ def test_hypothesis_generators_are_drawn_from_and_draw_the_same_again() -> None:
 @pytest.mark.parametrize(
     ("examples", "said"),
     [
-        ([torch.ones(2)], r"a Tensor is no tuple of arguments; write \(x,\) for a single one"),
-        ([], "it gave no example"),
-        (3, "it has to yield tuples of arguments, and returned a int"),
+        (
+            [torch.ones(2)],
+            r"a Tensor is no tuple of arguments; write \(x,\) for a single one \(.*test_own_ops.py:\d+\)",
+        ),
+        ([], r"it gave no example \(.*test_own_ops.py:\d+\)"),
+        (3, r"it has to yield tuples of arguments, and returned a int \(.*test_own_ops.py:\d+\)"),
         ([(torch.ones(2), 3)], "the op does not take example 0: RuntimeError"),
     ],
 )
@@ -397,6 +405,29 @@ def test_examples_that_are_none_are_refused(examples: object, said: str) -> None
             list(own_samples(name, SampleOptions()))
     finally:
         declared._makers[name].pop()
+
+
+def test_gradients_that_only_a_kernel_knows_are_not_verified() -> None:
+    """Autograd looks into the kernel on plain tensors, and not on DTensors, whatever the rules are."""
+    LIBRARY.define("doubled(Tensor x) -> Tensor")
+    LIBRARY.impl("doubled", lambda x: x * 2, "CompositeExplicitAutograd")
+    name = "test_own_ops.doubled.default"
+    verifier.samples(name)(lambda: [(torch.randn(4, 3),)])
+    verifier.samples("test_own_ops::softmax")(lambda: [(torch.randn(4, 3),)])
+    assert OPS.doubled(torch.ones(2, requires_grad=True)).requires_grad
+    context = DrawContext(MeshSpec((2,)), (torch.float64,), (name, "test_own_ops.softmax.default"))
+    cases: list[OpCase] = []
+    draw_each(FAMILY.cases(context), 0, 8, cases.append)
+    drawn = [case for case in cases if case.op == name]
+    assert drawn
+    assert not any(t.requires_grad for case in drawn for t in tensor_arguments(case.args, case.kwargs))
+    assert [op for op, why in FAMILY.left_out(context) if "no gradient formula" in why] == [name]
+
+
+def test_a_name_without_its_namespace_is_completed() -> None:
+    verifier.samples("test_own_ops::leaky")(lambda: [(torch.randn(4, 3, 2), 0.5)])
+    with pytest.raises(ValueError, match=r"'leaky'; did you mean 'test_own_ops\.leaky\.default'"):
+        make_rules_plan(RulesRequest(patterns=["leaky"]), Baseline())
 
 
 def test_the_line_at_which_an_example_raises_is_named() -> None:

@@ -29,6 +29,17 @@ def raised(file: str, error: Exception) -> Exception:
     raise AssertionError("nothing was raised")
 
 
+def raised_through(file: str, function: Callable[[object], None]) -> Exception:
+    """Return what ``function`` raises if a function of ``file`` calls it."""
+    scope: dict[str, Callable[[Callable[[object], None]], None]] = {}
+    exec(compile("def call(function):\n    function(None)\n", file, "exec"), {}, scope)  # type: ignore[arg-type]
+    try:
+        scope["call"](function)
+    except Exception as caught:  # noqa: BLE001 - it is what is asked for
+        return caught
+    raise AssertionError("nothing was raised")
+
+
 @pytest.mark.parametrize(
     "error",
     [
@@ -43,6 +54,19 @@ def raised(file: str, error: Exception) -> Exception:
 def test_an_exception_of_dtensor_is_a_refusal_and_that_of_a_kernel_is_not(error: Exception) -> None:
     assert is_refusal(raised(DTENSOR, error))
     assert not is_refusal(raised(KERNEL, error)), "a kernel speaks of itself, and the local call has to fail as well"
+
+
+@pytest.mark.parametrize(
+    ("message", "refused"),
+    [("partial tensors are not supported, redistribute first", True), ("the state may not be partial", False)],
+)
+def test_a_rule_of_ones_own_refuses_in_the_words_of_those_of_torch(message: str, refused: bool) -> None:
+    def rule(_schema: object) -> None:
+        raise RuntimeError(message)
+
+    asked = raised_through(f"{torch.__path__[0]}/distributed/tensor/_sharding_prop.py", rule)
+    assert is_refusal(asked) is refused
+    assert not is_refusal(raised_through(KERNEL, rule)), "a kernel in the same file speaks of itself"
 
 
 def test_a_missing_strategy_is_a_refusal_wherever_it_is_raised() -> None:

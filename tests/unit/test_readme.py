@@ -397,7 +397,7 @@ def test_own_strategy_is_refuted_as_shown(folder: Path, installed: None) -> None
     assert found.verdict == "WRONG_VALUE"
     assert "S(0)" in found.input_placements.values()
     (shown,) = set(FINGERPRINT.findall(block.text))
-    assert f"new WRONG_VALUE {shown}: output [0, 0] on rank 0: " in shown_after(block)[0]
+    assert f"found WRONG_VALUE {shown}: output [0, 0] on rank 0: " in shown_after(block)[0]
 
     done = execute(replay.replace(shown, found.fingerprint), folder)
     assert done.returncode == 1, done.stdout + done.stderr

@@ -188,6 +188,14 @@ def checked_meshes(texts: list[str] | None) -> list[str] | None:
     return texts
 
 
+def _named_imports(names: list[str] | None) -> list[str] | None:
+    """Refuse an option that was taken for the name of an import."""
+    for name in names or ():
+        if not name or name.startswith("-"):
+            raise ValueError(f"--import {name or repr(name)}: name a module or a file")
+    return names
+
+
 Meshes = Annotated[
     list[str] | None,
     typer.Option(
@@ -220,7 +228,7 @@ AskedImports = Annotated[
     list[str] | None,
     typer.Option(
         "--import", help="What the runs to judge imported; repeatable. A run that is made imports it.",
-        show_default="all recorded",
+        callback=_named_imports, show_default="all recorded",
     ),
 ]  # fmt: skip
 Device = Annotated[str, typer.Option("--device", help="cpu or cuda.")]
@@ -241,7 +249,9 @@ TimeLimit = Annotated[
 ]
 Imports = Annotated[
     list[str] | None,
-    typer.Option("--import", help="Module or file to run first, here and in every rank; repeatable."),
+    typer.Option(
+        "--import", callback=_named_imports, help="Module or file to run first, here and in every rank; repeatable."
+    ),
 ]
 Jobs = Annotated[
     int | None,

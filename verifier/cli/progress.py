@@ -95,6 +95,8 @@ class ProgressDisplay:
         self._rows: list[_Row] = []
         self._current: _Row | None = None
         self._case: OpCase | None = None
+        self._unknown = "new"
+        """What is said of a finding that is not known; it may be torch's own, which is asked once the run is done."""
         self._told: dict[str, bool] = {}
         """Whether each finding is known."""
         self._restarts = 0
@@ -103,6 +105,7 @@ class ProgressDisplay:
     def __call__(self, event: Event) -> None:
         match event:
             case RunStarted(header):
+                self._unknown = "found" if header.own_rules else "new"
                 self._say(
                     f"run {header.id}: seed {header.seed}, profile {header.profile}, torch {header.versions['torch']}, "
                     f"device {header.device}, meshes {' '.join(header.meshes)}, families {' '.join(header.families)}"
@@ -122,7 +125,7 @@ class ProgressDisplay:
                 if finding.fingerprint in self._told:  # other failures that turned out to be the same
                     return
                 self._told[finding.fingerprint] = finding.known
-                known = "known" if finding.known else "new"
+                known = "known" if finding.known else self._unknown
                 self._say(f"{known} {finding.verdict} {finding.fingerprint}: {finding.message.splitlines()[0]}")
             case PoolRestarted(mesh, reason, seconds):
                 self._restarts += 1
@@ -143,7 +146,7 @@ class ProgressDisplay:
         table = Table(box=None, pad_edge=False, show_footer=True)
         restarts = f"{self._restarts} restart{'s' * (self._restarts != 1)}" if self._restarts else ""
         known = sum(self._told.values())
-        table.add_column("mesh", footer=f"findings: {len(self._told) - known} new, {known} known")
+        table.add_column("mesh", footer=f"findings: {len(self._told) - known} {self._unknown}, {known} known")
         for name in ("cases", "", "trials", "trials/s", "failed"):
             table.add_column(name, justify="right")
         table.add_column("restarts", justify="right", footer=restarts)

@@ -38,6 +38,7 @@ __all__ = [
     "definitions_of_rules",
     "exchanged_alone",
     "follow",
+    "has_changed",
     "imported_module",
     "imports_beside",
     "is_importing",
@@ -58,6 +59,8 @@ _OWN = f"{Path(verifier.__file__).resolve().parent}{os.sep}"
 _running: list[str] = []
 _registered: dict[str, dict[str, str]] = {}
 """By import, the ops for which it has registered a rule in this process, and the rule as text."""
+_times: dict[Path, int] = {}
+"""When each file that was run had been changed last."""
 _exchanged: set[str] = set()
 """The ops whose rules run code of DTensor that an import has exchanged, or are torch's and registered again."""
 
@@ -380,6 +383,7 @@ def run_file(path: Path) -> ModuleType:
     name = _module_name(path)
     if name in sys.modules:
         return sys.modules[name]
+    _times[resolved] = resolved.stat().st_mtime_ns
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
@@ -393,6 +397,12 @@ def run_file(path: Path) -> ModuleType:
         del sys.modules[name]
         raise
     return module
+
+
+def has_changed(file: str) -> bool:
+    """Return whether a file is another one now than when :func:`run_file` ran it; False if it has not run it."""
+    resolved = Path(file).resolve()
+    return resolved in _times and not (resolved.is_file() and resolved.stat().st_mtime_ns == _times[resolved])
 
 
 def command_names(names: Sequence[str], path: Sequence[str], folder: Path) -> list[str]:

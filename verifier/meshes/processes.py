@@ -14,6 +14,7 @@ from multiprocessing.connection import Connection, Pipe, wait
 from verifier.core.errors import ReportedError
 from verifier.core.logs import own_level
 from verifier.core.wording import plural
+from verifier.execution.imports import has_changed
 from verifier.execution.packing import pack
 from verifier.execution.registrations import (
     Lacking,
@@ -81,6 +82,8 @@ class RulesNotInRanks(PoolError):  # noqa: N818 - says what is wrong, as the ver
                 f"module is known that registers it{others}; {remedy}"
             )
         source = sources[-1]
+        if has_changed(source.file):
+            return f"{found.op}: {source.file} has changed since this process ran it{others}; run the command again"
         if self.refused:
             why = f"a rank cannot import it ({self.refused})"
         elif not source.file:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import traceback
 import warnings
@@ -185,25 +186,31 @@ def examples_of(op: str, seed: int = 0) -> list[Example]:
         with torch.random.fork_rng(devices=()):
             torch.manual_seed(seed)
             try:
-                drawn = _made(maker, where, seed)
-            except SamplesError:
-                raise
+                drawn = [_example(one) for one in _made(maker, seed)]
+                if not drawn:
+                    raise SamplesError("it gave no example")
+            except SamplesError as error:
+                raise SamplesError(f"{where}: {error}{_begins(maker)}") from error
             except Exception as error:
                 raised = f"{type(error).__name__}: {error}{_at(maker, error)}"
                 raise SamplesError(one_line(f"{where}: it raised {raised}")) from error
-        if not drawn:
-            raise SamplesError(f"{where}: it gave no example")
-        found += [_example(one, where) for one in drawn]
+        found += drawn
     return found
 
 
-def _made(maker: Maker, where: str, seed: int) -> list[object]:
+def _made(maker: Maker, seed: int) -> list[object]:
     made = maker()
     if isinstance(made, SearchStrategy):
         return _drawn(made, seed)
     if isinstance(made, Iterable) and not isinstance(made, str | bytes | torch.Tensor | Mapping):
         return list(itertools.islice(made, MOST_EXAMPLES))
-    raise SamplesError(f"{where}: it has to yield tuples of arguments, and returned a {type(made).__name__}")
+    raise SamplesError(f"it has to yield tuples of arguments, and returned a {type(made).__name__}")
+
+
+def _begins(maker: Maker) -> str:
+    """Return where ``maker`` begins, as text."""
+    code = getattr(inspect.unwrap(maker), "__code__", None)
+    return f" ({code.co_filename}:{code.co_firstlineno})" if code is not None else ""
 
 
 def _at(maker: Maker, error: Exception) -> str:
@@ -222,9 +229,9 @@ def say_made_from_schema(op: str) -> None:
     )
 
 
-def _example(given: object, where: str) -> Example:
+def _example(given: object) -> Example:
     if not isinstance(given, tuple):
-        raise SamplesError(f"{where}: {_brief(given)} is no tuple of arguments; write (x,) for a single one")
+        raise SamplesError(f"{_brief(given)} is no tuple of arguments; write (x,) for a single one")
     if given and isinstance(given[-1], Mapping):
         return Example(tuple(given[:-1]), dict(given[-1]))
     return Example(given, {})

@@ -6,6 +6,7 @@ import os
 import re
 from types import CodeType
 
+import torch
 from torch.autograd.graph import _engine_run_backward
 from torch.distributed import DistBackendError
 from torch.distributed.tensor import DTensor
@@ -50,6 +51,8 @@ _OF_PYTHON = re.compile(r"not supported between instances of|unsupported operand
 """What Python says of operands: a rule has taken an argument for something else."""
 
 _ENGINE = _engine_run_backward.__code__
+_TORCH = os.path.join(torch.__path__[0], "")
+_DISTRIBUTED = os.path.join(_TORCH, "distributed", "")
 
 
 def is_refusal(error: BaseException) -> bool:
@@ -79,7 +82,8 @@ def asks_otherwise(error: BaseException) -> bool:
     """Return True if the message asks for another call, or says that this one is not supported.
 
     ``NotImplementedError`` is the documented way. View ops and others raise what they like, and their refusals are
-    recognised by known messages. Any other exception from DTensor must say so in its message.
+    recognised by known messages. Any other exception from DTensor, or from a rule that it asks, must say so in its
+    message.
     """
     text = str(error)
     if isinstance(error, RuntimeError | ValueError) and any(refusal in text for refusal in _REFUSALS):
@@ -110,9 +114,14 @@ def _raised_in_backward(error: BaseException) -> bool:
 
 
 def _raised_by_dtensor(error: BaseException) -> bool:
-    """Return whether code of torch's distributed package, and not a kernel, raised the exception."""
-    code = raised_in(error)
-    return code is not None and f"{os.sep}torch{os.sep}distributed{os.sep}" in code.co_filename
+    """Return whether torch's distributed package, or a rule that it calls, and not a kernel, raised the exception."""
+    last = ""
+    step = error.__traceback__
+    while step is not None:
+        file = step.tb_frame.f_code.co_filename
+        last = file if file.startswith(_TORCH) else last
+        step = step.tb_next
+    return last.startswith(_DISTRIBUTED)
 
 
 def raised_in(error: BaseException) -> CodeType | None:

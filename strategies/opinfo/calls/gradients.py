@@ -12,7 +12,7 @@ from verifier.core.case import OpCase
 from verifier.oracle.reference import make_reference
 from verifier.torch_internals.names import pytree
 
-__all__ = ["differentiated"]
+__all__ = ["differentiated", "requiring"]
 
 
 def differentiated(case: OpCase) -> OpCase:
@@ -24,10 +24,10 @@ def differentiated(case: OpCase) -> OpCase:
     """
     leaves = pytree.tree_leaves((case.args, dict(case.kwargs)))
     able = [number for number, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor) and is_inexact(leaf)]
-    if _has_gradient(requiring := _requiring(case, able)):
-        return requiring
-    alone = [number for number in able if len(able) > 1 and _has_gradient(_requiring(case, [number]))]
-    fewer = (_requiring(case, numbers) for numbers in (alone, alone[:1]) if numbers)
+    if _has_gradient(every := requiring(case, able)):
+        return every
+    alone = [number for number in able if len(able) > 1 and _has_gradient(requiring(case, [number]))]
+    fewer = (requiring(case, numbers) for numbers in (alone, alone[:1]) if numbers)
     return next(filter(_has_gradient, fewer), case)
 
 
@@ -44,7 +44,7 @@ def _has_gradient(case: OpCase) -> bool:
     return bool(some) and all(map(is_finite, (*some, *reference.outputs)))
 
 
-def _requiring(case: OpCase, numbers: Sequence[int]) -> OpCase:
+def requiring(case: OpCase, numbers: Sequence[int]) -> OpCase:
     """Return the call with gradients required for the leaves of its arguments at ``numbers``."""
     leaves, spec = pytree.tree_flatten((case.args, dict(case.kwargs)))
     changed = [

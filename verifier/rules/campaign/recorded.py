@@ -19,7 +19,7 @@ from verifier.findings.attribution import Attribution
 from verifier.findings.record import SCRIPT_RAN
 from verifier.meshes.lanes import Lanes
 from verifier.meshes.pool import Pool, PoolSet
-from verifier.meshes.processes import Starter
+from verifier.meshes.processes import RulesNotInRanks, Starter
 from verifier.meshes.remedied import run_remedied
 from verifier.records.schema import (
     INTERRUPTED,
@@ -32,7 +32,7 @@ from verifier.records.schema import (
     UntestedRecord,
     WrongRuleRecord,
 )
-from verifier.rules.campaign.collect import op_record, special_rules, stale_decisions, wrong_rules
+from verifier.rules.campaign.collect import op_record, special_rules, stale_decisions, wrong_record, wrong_rules
 from verifier.rules.campaign.confirm import Confirmer
 from verifier.rules.campaign.outcomes import Outcomes, earlier_outcomes
 from verifier.rules.campaign.request import Progress, RulesPlan
@@ -47,6 +47,7 @@ __all__ = [
     "record_rules",
 ]
 
+ENDED = "the check ended before ranks had tried it"
 FAILS_HERE = "DTensor fails when level 1 asks it for rules, and not on ranks"
 TRIAL_LIMIT = 8.0
 
@@ -108,6 +109,7 @@ class _RulesRun:
         self.done = 0
         self.seconds = self.starting = self.confirming = 0.0
         self.findings: Confirmer | None = None
+        self.confirmed = False
 
     def check(self) -> None:
         """Check every target, then confirm what is wrong."""
@@ -211,6 +213,9 @@ class _RulesRun:
             for op, own, other in zip(self.ops, records, special, strict=True):
                 kept = [[self._withdrawn(record) for record in each] for each in (own, other)]
                 op.record = self._op_record(op, *kept)
+            self.confirmed = True
+        except RulesNotInRanks as error:
+            self.errors.append(str(error))
         except Exception:  # noqa: BLE001 - what has been checked must not be lost; becomes an error of ours
             self.errors.append(traceback.format_exc().strip())
         finally:
@@ -247,7 +252,16 @@ class _RulesRun:
         for op in self.ops:
             table.take(op.reports, op.record or self._op_record(op, [], []))
 
+    def _leave_unconfirmed(self) -> None:
+        """Show what level 1 has found wrong, though nothing was, or could be, tried on ranks."""
+        why = ConfirmationRecord(UNCONFIRMED, why=ENDED)
+        for op in self.ops:
+            if wrong := wrong_rules(op.reports):
+                op.record = self._op_record(op, [wrong_record(one, why, "", False) for one in wrong], [])
+
     def finish(self, complete: bool, seconds: float) -> RunRecord:
+        if not self.confirmed:
+            self._leave_unconfirmed()
         plan, header = self.plan, self.plan.header
         records = {
             target.name: op.record if op.record is not None else self._op_record(op, [], [])

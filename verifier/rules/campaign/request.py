@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from itertools import chain
 
 import torch
 
@@ -197,10 +198,12 @@ def _targets(patterns: Sequence[str]) -> tuple[Target, ...]:
             except ValueError as error:
                 errors[name] = error
         if len(errors) == len(sources):
-            if own := of_ones_own(pattern, [*_names(sources), "aten.", "prims."]):
+            names = _names(sources)
+            if own := of_ones_own(pattern, [*chain.from_iterable(names.values()), "aten.", "prims."]):
                 raise ValueError(own)
-            # a source that has the name of a namespace knows best what is in that
-            raise errors.get(pattern.partition(".")[0]) or next(iter(errors.values()))
+            # a source that has the name of a namespace knows best what is in that, or else one with an op of that name
+            near = [name for name, ops in names.items() if any(pattern in op.split(".") for op in ops)]
+            raise next(errors[name] for name in (pattern.partition(".")[0], *near, *errors) if name in errors)
     return tuple(targets)
 
 
@@ -229,10 +232,10 @@ def errors_of_samples(ops: Sequence[str]) -> dict[str, str]:
     return errors
 
 
-def _names(sources: Mapping[str, SampleSource]) -> list[str]:
-    """Return the names of all targets; a source may have none as yet."""
-    names = []
-    for source in sources.values():
+def _names(sources: Mapping[str, SampleSource]) -> dict[str, list[str]]:
+    """Return the names of all targets of each source, which may have none as yet."""
+    names: dict[str, list[str]] = {}
+    for name, source in sources.items():
         with contextlib.suppress(ValueError):
-            names += [target.name for target in source.select(("*",))]
+            names[name] = [target.name for target in source.select(("*",))]
     return names
