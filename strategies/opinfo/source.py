@@ -123,7 +123,8 @@ class OpInfoSource:
             and not any(family(op) in families.get(row, ()) for row in home_rows(op))
         ]
         tested = {str(op) for row in rows for op in registered_of().get(row, ())}
-        left += [name for name in handmade_overloads() if name not in tested and name not in left]
+        with_rule = {str(op) for op in registered_overloads()}
+        left += [name for name in handmade_overloads() if name in with_rule and name not in tested and name not in left]
         return tuple(sorted((self._target(name) for name in (*rows, *left)), key=_order))
 
 

@@ -107,6 +107,7 @@ KEEP_VALUES = {
     "_segment_reduce_backward": "lengths must add up to the size",
     "_embedding_bag": "offsets must be sorted and start at 0",
     "_embedding_bag_forward_only": "offsets must be sorted and start at 0",
+    "embedding_bag": "offsets must be sorted and start at 0",
     "_embedding_bag_backward": "takes what the forward saved",
     "_embedding_bag_dense_backward": "takes what the forward saved",
     "_embedding_bag_per_sample_weights_backward": "takes what the forward saved",
@@ -210,6 +211,7 @@ TRUSTING = (
     "_ctc_loss",
     "_segment_reduce",
     "_embedding_bag",
+    "embedding_bag",
     "unfold_backward",
     "nll_loss_backward",  # writes to the class of a target, wherever that is
     "nll_loss2d_backward",

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 from itertools import chain
 
-from strategies.opinfo.handmade import attention, convolutions, matrices, others, training
+from strategies.opinfo.handmade import attention, convolutions, embeddings, matrices, others, training
 from strategies.opinfo.handmade.sample import HandmadeSample, Way
 from verifier.rules.samples import Sample, SampleOptions
 
@@ -34,7 +34,7 @@ NO_CALLS = {
 @cache
 def _ways() -> dict[str, tuple[Way, ...]]:
     found: dict[str, list[Way]] = {}
-    for way in (*attention.WAYS, *matrices.WAYS, *others.WAYS, *training.WAYS, *convolutions.WAYS):
+    for way in (*attention.WAYS, *matrices.WAYS, *others.WAYS, *training.WAYS, *convolutions.WAYS, *embeddings.WAYS):
         found.setdefault(way.op, []).append(way)
     return {op: tuple(ways) for op, ways in found.items()}
 
