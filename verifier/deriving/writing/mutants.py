@@ -177,8 +177,8 @@ class _Point:
         return bool(self.known.get(row[0])) and not self.refutes(row)
 
     def asks_for(self, row: Row) -> bool:
-        """Return whether a rule is known to hold here, and has to be listed."""
-        return not self.call.rare and bool(self.known.get(row[0])) and any(p != Replicate() for p in row[0])
+        """Return whether a rule is known to hold here, and DTensor does not add it by itself."""
+        return bool(self.known.get(row[0])) and any(p != Replicate() for p in row[0])
 
 
 def _points_of_calls(calls: Sequence[CallEvidence]) -> Iterator[_Point]:

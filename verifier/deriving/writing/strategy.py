@@ -82,8 +82,9 @@ def strategy_text(
     for name in hidden:  # such as topk's argument sorted
         text = re.sub(rf"(?<![\w.]){name}\(", f"builtins.{name}(", text)
     whole = "\n".join([text, *tail])
+    standard = [name for name in ("builtins", "math") if f"{name}." in whole]
     lines = [
-        header, *(f"import {name}" for name in ("builtins", "math") if f"{name}." in whole), "",
+        header, "", *(f"import {name}" for name in standard), *[""] * bool(standard),
         "import torch", f"from torch.distributed.tensor import {', '.join(used)}" if used else "",
         *imports, "", "", text, *tail,
     ]  # fmt: skip
