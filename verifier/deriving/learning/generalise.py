@@ -346,6 +346,7 @@ def _of_group(
     covers: list[set[_What]] = []
     # other dims of a call are another call, but not for its parts: those of a sample may all have a maximum by accident
     sources: dict[int, object] = {id(call): call.source for call in calls}
+    ndims = {id(call): call.ndims for call in calls}
     kinds: dict[int, object] = {id(call): (call.source, call.ndims, named_dims(call)) for call in calls}
     while left:
         best: tuple[tuple[int, int, int], DerivedRule, set[_What], set[_What]] | None = None
@@ -361,7 +362,8 @@ def _of_group(
             shown = [what for number, what in explains.items() if found[1] >> number & 1]
             seen = len({call for call, _ in shown})
             apart = sources if schema.pivot is None else kinds
-            if len({apart[call] for call, _ in shown}) < min(2, len({apart[call] for call in with_rules})):
+            may_show = [call for call in with_rules if schema.pivot is None or ndims[call][schema.pivot]]
+            if len({apart[call] for call, _ in shown}) < min(2, len({apart[call] for call in may_show})):
                 continue  # what one call shows may be an accident
             score = (len(new), -len(found[0]), -rank)
             if best is None or score > best[0]:
