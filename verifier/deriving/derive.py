@@ -6,7 +6,7 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -16,10 +16,10 @@ from verifier.core.case import MeshSpec
 from verifier.core.versions import versions
 from verifier.deriving.closing import Closed, close, close_by_test
 from verifier.deriving.learning.emptied import told_apart
-from verifier.deriving.learning.evidence import CallEvidence
+from verifier.deriving.learning.evidence import CallEvidence, leaves_open
 from verifier.deriving.learning.generalise import Derivation, generalise
 from verifier.deriving.learning.gradients import has_gradients
-from verifier.deriving.learning.held_out import changes, refuting
+from verifier.deriving.learning.held_out import HeldOut, Untried, changes, other_flags, refuting
 from verifier.deriving.learning.isolated import Gathered, Listed, SamplePool, Samples, Workshop
 from verifier.deriving.writing.emitted_tests import text_of_test
 from verifier.deriving.writing.mutants import tried_mutants
@@ -112,16 +112,16 @@ def derive(request: DeriveRequest, module: str) -> Derived:
             raise ValueError(f"no rule but the replicated one holds for the calls of {op}")
         code = strategy_text(op, calls, made, request.target, given)
         closed = _checked(code, op, calls, made, request, module)
-        if closed.only_uneven or not (closed.refuting and left):
+        if not closed.passed and closed.only_uneven and request.target is Target.SINGLE_DIM:
+            other = strategy_text(op, calls, made, request.target, given, uneven=False)
+            again = _checked(other, op, calls, made, _on_four_ranks(request), module)
+            if again.passed:
+                code, closed = other, again
+        if not (closed.refuting and left):
             break
         calls = [*calls, *closed.refuting]
         made = generalise(calls, made.blocks)
     mutants = tried_mutants(code, calls, made)
-    if not closed.passed and closed.only_uneven and request.target is Target.SINGLE_DIM:
-        other = strategy_text(op, calls, made, request.target, given, uneven=False)
-        again = _checked(other, op, calls, made, _on_four_ranks(request), module)
-        if again.passed:
-            code, closed = other, again
     seconds["checking"] = time.perf_counter() - started - seconds["deriving"]
     test = text_of_test(op, calls, module, request.imports, request.folder, request.target)
     return Derived(
@@ -179,7 +179,7 @@ def derivation(request: DeriveRequest, shop: Workshop | None = None) -> tuple[li
     )  # fmt: skip
     plan = make_rules_plan(asked, Baseline())
     gradients = request.target is Target.LOCAL_MAP
-    options = CheckOptions(
+    with_elements = CheckOptions(
         tuple(mesh for mesh in plan.check.meshes if mesh.ndim == 1),
         plan.check.sizes,
         plan.check.seed,
@@ -187,26 +187,34 @@ def derivation(request: DeriveRequest, shop: Workshop | None = None) -> tuple[li
         blank=True,
         emptied=0 if gradients else 1,  # one element leaves a rank empty on every mesh
     )
-    samples = Samples(shop, SamplePool(op, tuple(plan.targets), plan.samples), options)
+    samples = Samples(shop, SamplePool(op, tuple(plan.targets), plan.samples), with_elements)
     listed = samples.listed()
-    gathered = [_gathered(one, samples, options, gradients) for one in listed if not one.why_not]
-    calls = [one[0] for one in gathered if one is not None]
-    blocks = {id(call): some for call, some in (one for one in gathered if one is not None) if some}
-    options = options if gradients else replace(options, emptied=None)  # local_map is for even shards
+    gathered = _gathered([one for one in listed if not one.why_not], samples, with_elements, gradients)
+    known = {one.origin: one for one in listed}
+    flags = [replace(known[one.origin], change=one) for one in other_flags([call for call, _ in gathered], known)]
+    gathered += _gathered(flags, samples, with_elements, gradients)
+    calls = [call for call, _ in gathered]
+    blocks = {id(call): some for call, some in gathered if some}
+    options = with_elements if gradients else replace(with_elements, emptied=None)  # local_map is for even shards
     if not blocks and not any(call.holding for call in calls):
         why = "; ".join(dict.fromkeys(one.why_not for one in listed if one.why_not)) or (
             f"its calls ended the process {shop.deaths} times" if shop.deaths
-            else "in none of its calls enough draws say something" if listed
+            else "too few draws of its calls have results that differ between elements: where all are equal, any "
+            "placement would hold" if listed
             else "no call of it has samples; DTensor may see other ops in its place, of which it is made"
         )  # fmt: skip
         raise ValueError(f"nothing can be derived for {op}: {why}{_other_overloads(op)}")
     made = generalise(calls, blocks)
-    known = {one.origin: one for one in listed}
     options_of_more = replace(plan.samples, max_samples=_HELD_OUT * request.max_samples)
     more = Samples(shop, SamplePool(op, tuple(plan.targets), options_of_more), options)
     bools = {call.origin for call in calls if torch.bool in call.dtypes}
-    held_out = [
+    tried = {
+        call.origin: frozenset(call.rules)
+        for call in calls if call.origin in known and call.origin not in bools and leaves_open(call)
+    }  # fmt: skip
+    held_out: list[HeldOut] = [
         *(samples.held_out(one) for one in listed if one.origin in bools),
+        *(Untried(samples.held_out(known[origin]), rules) for origin, rules in tried.items()),
         *(more.held_out(one) for one in more.listed() if one.origin not in known and not one.why_not),
         *(samples.held_out(replace(known[change.origin], change=change)) for change in changes(calls, known)),
     ]
@@ -234,14 +242,18 @@ def _other_overloads(op: str) -> str:
     return f"; its other overloads are {', '.join(f'{base}.{one}' for one in others)}" if others else ""
 
 
-def _gathered(sample: Listed, samples: Samples, options: CheckOptions, gradients: bool) -> Gathered | None:
-    """Return what holds for a sample, and what holds only where shards begin at multiples of a block."""
-    found = samples.gathered(sample, gradients, not gradients)
-    if found is None or gradients:
-        return found
-    call, blocks = found
-    call, in_ones = told_apart(call, samples.held_out(sample), options)
-    return call, blocks | ({} if call.rare else in_ones)
+def _gathered(some: Iterable[Listed], samples: Samples, options: CheckOptions, gradients: bool) -> list[Gathered]:
+    """Return what holds for samples, and what holds only where shards begin at multiples of a block."""
+    made: list[Gathered] = []
+    for sample in some:
+        found = samples.gathered(sample, gradients, not gradients)
+        if found is None or gradients:
+            made += [] if found is None else [found]
+            continue
+        call, blocks = found
+        call, in_ones = told_apart(call, samples.held_out(sample), options)
+        made.append((call, blocks | ({} if call.rare else in_ones)))
+    return made
 
 
 def module_name(op: str) -> str:

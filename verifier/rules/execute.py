@@ -18,7 +18,10 @@ from verifier.torch_internals.claims import Slot
 from verifier.torch_internals.names import pytree
 from verifier.torch_internals.placements import Placements, masked_extent, norm_order
 
-__all__ = ["Cuts", "LocalCall", "Results", "holds_tensor", "masked_indices", "tensor_groups"]
+__all__ = ["CALL_ERRORS", "Cuts", "LocalCall", "Results", "holds_tensor", "masked_indices", "tensor_groups"]
+
+CALL_ERRORS = (RuntimeError, ValueError, IndexError, TypeError)
+"""What an op raises if it does not take a call; see :class:`LocalCall`."""
 
 
 @dataclass(slots=True)
@@ -47,6 +50,8 @@ class LocalCall:
     ----------
     case
         Its ``call`` names an operator overload, whose schema says which arguments are written to.
+
+    Whatever else an op of the user's own raises, such as an AssertionError, becomes a RuntimeError.
     """
 
     def __init__(self, case: OpCase) -> None:
@@ -82,7 +87,12 @@ class LocalCall:
                     args[index] = tensor
         else:
             args, kwargs = pytree.tree_unflatten(self._with(tensors), self._spec)
-        returned = self.op(*args, **kwargs)
+        try:
+            returned = self.op(*args, **kwargs)
+        except CALL_ERRORS:
+            raise
+        except Exception as error:
+            raise RuntimeError(f"{type(error).__name__}: {error}") from error
         return self._results(returned, tensors)
 
     def raise_as_on_meta(self, tensors: Sequence[torch.Tensor]) -> None:

@@ -71,6 +71,7 @@ class Exploration(SampleOnMesh):
     def run(self) -> None:
         """Run every combination, on one mesh dim."""
         ledger, options, report = self.ledger, self.ledger.options, self.ledger.report
+        ledger.first_shapes = ledger.first_shapes or self.shapes
         kinds, groups = self._arguments
         free = input_combinations(kinds, groups, options.cap)
         if not options.blank:
@@ -114,11 +115,13 @@ class Exploration(SampleOnMesh):
 
     def _leaves_out(self, combination: Combination) -> bool:
         """Return whether a rank has no element of a sharded dim, and such combinations are not wanted."""
-        shards = zip(self.call.tensors, combination, strict=True)
-        options = self.ledger.options
+        usual = self.ledger.first_shapes or self.shapes
+        if [*map(len, usual)] != [*map(len, self.shapes)]:
+            usual = self.shapes
         return any(
-            isinstance(placement, Shard) and options.leaves_out(tensor.shape[placement.dim], self.mesh.world_size)
-            for tensor, (placement,) in shards
+            isinstance(placement, Shard)
+            and self.ledger.options.leaves_out(now[placement.dim], self.mesh.world_size, before[placement.dim])
+            for now, before, (placement,) in zip(self.shapes, usual, combination, strict=True)
         )
 
     def note_products(self) -> None:

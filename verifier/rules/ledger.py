@@ -55,6 +55,8 @@ class Ledger:
     held, constant, vacuous, unclear
         Claims that a draw bore out; that draws did whose results are the same everywhere, or empty; that rounding may
         have failed.
+    first_shapes
+        The shapes of the tensors where the sample was first run.
     told
         Whether any draw had results that say something.
     failed, special
@@ -92,6 +94,7 @@ class Ledger:
         self.held: set[Rule] = set()
         self.constant: set[Rule] = set()
         self.vacuous: set[Rule] = set()
+        self.first_shapes: tuple[tuple[int, ...], ...] = ()
         self.told = False
         self.failed: dict[tuple[Rule, int], WrongRule] = {}
         self.unclear: set[Rule] = set()

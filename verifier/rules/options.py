@@ -72,9 +72,12 @@ class CheckOptions:
     def flat(self) -> tuple[MeshSpec, ...]:
         return tuple(mesh for mesh in self.meshes if mesh.ndim == 1)
 
-    def leaves_out(self, extent: int, ranks: int) -> bool:
-        """Return whether a tensor dim is not to be sharded, because a rank would have no elements of it."""
-        return self.emptied is not None and extent > self.emptied and leaves_a_rank_empty(extent, ranks)
+    def leaves_out(self, extent: int, ranks: int, usual: int = 0) -> bool:
+        """Return whether a tensor dim is not to be sharded, because a rank would have no elements of it.
+
+        ``usual`` is its extent at the first size: an extent that is 1 at each size is one that the op broadcasts.
+        """
+        return self.emptied is not None and max(extent, usual) > self.emptied and leaves_a_rank_empty(extent, ranks)
 
     @property
     def draws(self) -> int:

@@ -27,7 +27,7 @@ from verifier.rules.claims import (
     where_to_ask,
 )
 from verifier.rules.classify import Expected, Mismatch
-from verifier.rules.execute import Cuts, LocalCall, Results, holds_tensor
+from verifier.rules.execute import CALL_ERRORS, Cuts, LocalCall, Results, holds_tensor
 from verifier.rules.handled import HandledCalls, has_hung
 from verifier.rules.ledger import Candidate, Ledger
 from verifier.rules.options import DECISIVE
@@ -40,7 +40,6 @@ from verifier.torch_internals.registries import has_own_handler
 
 __all__ = ["CALL_ERRORS", "IMPOSSIBLE", "SampleOnMesh"]
 
-CALL_ERRORS = (RuntimeError, ValueError, IndexError, TypeError)
 _LARGE = 1 << 20
 REFUSED = "that a rule claims and DTensor's handler for the op refuses"
 OF_ONES_OWN = "a placement of a class that is not torch's: level 2 only"

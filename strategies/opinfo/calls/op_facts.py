@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 __all__ = [
+    "BITWISE",
     "EVEN_SIZE",
     "FOREACH_SHAPES",
     "KEEP_VALUES",
@@ -40,6 +41,9 @@ FOREACH_SHAPES: tuple[tuple[tuple[int, ...], ...], ...] = (
     ((4, 8), (8, 6)),
 )
 """Shapes of the tensors of a foreach list, per size."""
+
+BITWISE = {"nextafter": "within any tolerance its result is its argument"}
+"""Ops whose results are compared bit for bit, whatever they are."""
 
 UNINITIALISED = frozenset(
     {"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided", "resize", "resize_as"}

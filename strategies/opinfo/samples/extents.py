@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -91,7 +92,19 @@ class Extents:
                 if tries < _MOST_CALLS and accepts(self._with({**chosen, group: extent})):
                     chosen[group] = extent
                     break
+        for extents in self._in_proportion([group for group in self._free if group not in chosen], wanted[0]):
+            tries += 1
+            if tries < _MOST_CALLS and not chosen.keys() & extents.keys() and accepts(self._with(chosen | extents)):
+                chosen |= extents
         return self._with(chosen) if chosen else None
+
+    def _in_proportion(self, groups: Sequence[Group], wanted: int) -> Iterator[dict[Group, int]]:
+        """Yield other extents for two groups of which one is a multiple of the other, as of rows and their blocks."""
+        for small, large in itertools.permutations(groups, 2):
+            times, rest = divmod(self.extent(large), self.extent(small))
+            if not rest and times > 1:
+                for extent in _candidates(self.extent(small), wanted):
+                    yield {small: extent, large: times * extent}
 
     @property
     def _free(self) -> list[Group]:

@@ -9,7 +9,14 @@ from enum import IntEnum
 import torch
 
 from strategies.opinfo.calls.call import Call, attempt, parameters
-from strategies.opinfo.calls.op_facts import KEEP_VALUES, RANDOM_BASES, UNINITIALISED, UNIQUE_INDICES, WRITE_ONLY
+from strategies.opinfo.calls.op_facts import (
+    BITWISE,
+    KEEP_VALUES,
+    RANDOM_BASES,
+    UNINITIALISED,
+    UNIQUE_INDICES,
+    WRITE_ONLY,
+)
 from strategies.opinfo.calls.op_names import base_of, stem
 from strategies.opinfo.samples.fills import (
     Chosen,
@@ -222,7 +229,11 @@ def settled(call: Call, plan: FillPlan, regenerate: Regenerate, generator: torch
             here = FillPlan(level, plan.domains, plan.poison, exact)
             outcomes = _tried(call, here, regenerate, generator, reference, 1)
             if outcomes is not None:
-                if exact and (not _integral(outcomes[0]) or _rounds(call, here, regenerate, generator)):
+                if (
+                    exact
+                    and not _is_bitwise(call)
+                    and (not _integral(outcomes[0]) or _rounds(call, here, regenerate, generator))
+                ):
                     return replace(here, exact=False)
                 return here
     return None
@@ -358,6 +369,8 @@ def _is_exact(
 
     The op must also be exact on fractions, unlike the root of a power; see :func:`_rounds`.
     """
+    if _is_bitwise(call):
+        return True
     fills = fills_of(call, plan, regenerate)
     for place, fill in fills.items():
         leaf = call.leaves[place]
@@ -375,6 +388,10 @@ def _is_exact(
             return False
         seen += sum(result.numel() for result in results)
     return not _rounds(call, plan, regenerate, generator)
+
+
+def _is_bitwise(call: Call) -> bool:
+    return base_of(str(call.op)).rstrip("_") in BITWISE
 
 
 def _rounds(call: Call, plan: FillPlan, regenerate: Regenerate, generator: torch.Generator) -> bool:

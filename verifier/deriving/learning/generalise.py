@@ -15,7 +15,7 @@ from torch.distributed.tensor.placement_types import Placement
 
 from verifier.deriving.learning.cuts import BlocksByCall
 from verifier.deriving.learning.evidence import Blocks, CallEvidence, Inputs
-from verifier.deriving.learning.language import Dim, Scope, Test, dims_of_inputs, dims_of_results, tests
+from verifier.deriving.learning.language import Dim, Scope, Test, dims_of_inputs, dims_of_results, named_dims, tests
 
 __all__ = ["Cut", "Derivation", "DerivedRule", "generalise", "placements_of"]
 
@@ -338,13 +338,16 @@ def _of_group(
     """Return the rules that explain what is ``wanted`` of each call, by its ``id``, and what none explains."""
     dims = _Dims(calls)
     left = {(id(call), inputs): (call, inputs) for call in calls for inputs in wanted[id(call)]}
+    with_rules = {call for call, _ in left}
     schemas = list(dict.fromkeys(schema for call in calls for schema in _schemas(call, dims, wanted[id(call)])))
     points = {pivot: _Points(calls, pivot) for pivot in {schema.pivot for schema in schemas}}
     split = {schema: points[schema.pivot].split(schema) for schema in schemas}
     rules: list[DerivedRule] = []
     covers: list[set[_What]] = []
-    sources = {id(call): call.source for call in calls}
-    needed = min(2, len({call.source for call in calls if wanted[id(call)]}))
+    # other dims of a call are another call, but not for its parts: those of a sample may all have a maximum by accident
+    sources: dict[int, object] = {id(call): call.source for call in calls}
+    ndims = {id(call): call.ndims for call in calls}
+    kinds: dict[int, object] = {id(call): (call.source, call.ndims, named_dims(call)) for call in calls}
     while left:
         best: tuple[tuple[int, int, int], DerivedRule, set[_What], set[_What]] | None = None
         for rank, schema in enumerate(schemas):
@@ -358,7 +361,9 @@ def _of_group(
             new = {what for number, what in here.items() if found[1] >> number & 1}
             shown = [what for number, what in explains.items() if found[1] >> number & 1]
             seen = len({call for call, _ in shown})
-            if len({sources[call] for call, _ in shown}) < needed:
+            apart = sources if schema.pivot is None else kinds
+            may_show = [call for call in with_rules if schema.pivot is None or ndims[call][schema.pivot]]
+            if len({apart[call] for call, _ in shown}) < min(2, len({apart[call] for call in may_show})):
                 continue  # what one call shows may be an accident
             score = (len(new), -len(found[0]), -rank)
             if best is None or score > best[0]:

@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import math
 import warnings
+from collections import Counter
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -26,7 +27,19 @@ from verifier.rules.options import CheckOptions, Position
 from verifier.rules.sample_on_mesh import CALL_ERRORS
 from verifier.rules.samples import Sample, Values
 
-__all__ = ["Asked", "Change", "Crossed", "HeldOut", "Here", "changes", "crossed", "emptying_meshes", "refuting"]
+__all__ = [
+    "Asked",
+    "Change",
+    "Crossed",
+    "HeldOut",
+    "Here",
+    "Untried",
+    "changes",
+    "crossed",
+    "emptying_meshes",
+    "other_flags",
+    "refuting",
+]
 
 _DRAWS = 2
 """Draws at each size and mesh."""
@@ -36,16 +49,25 @@ _MOST_RANKS = 16
 
 _MOST_CROSSED = 16
 """So many calls get another value of an argument."""
+_MOST_FLAGS = 4
+"""So many calls get the other value of a flag."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """Another value of an argument of a sample: its origin, the argument, its place, and the value."""
+    """Another value of an argument of a sample: its origin, the argument, its place, and the value.
+
+    Parameters
+    ----------
+    rare
+        Whether the call that this makes refutes rules, and need not be explained.
+    """
 
     origin: str
     name: str
     place: int
     value: object
+    rare: bool = True
 
 
 @dataclass(frozen=True)
@@ -56,7 +78,10 @@ class Crossed:
     change: Change
 
     claims_only = ""
-    rare = True
+
+    @property
+    def rare(self) -> bool:
+        return self.change.rare
 
     @property
     def not_testable(self) -> str:
@@ -68,7 +93,8 @@ class Crossed:
 
     @property
     def origin(self) -> str:
-        return f"{self.sample.origin}, {self.change.name}={self.change.value} of another call"
+        whose = " of another call" if self.change.rare else ""
+        return f"{self.sample.origin}, {self.change.name}={self.change.value}{whose}"
 
     def draw(self, size: int, draw: int, values: Values = Values.USUAL) -> OpCase | None:
         case, name, place = self.sample.draw(size, draw, values), self.change.name, self.change.place
@@ -110,6 +136,28 @@ def changes(calls: Sequence[CallEvidence], origins: Container[str]) -> list[Chan
     return found
 
 
+def other_flags(calls: Sequence[CallEvidence], origins: Container[str]) -> list[Change]:
+    """Return the other value of each flag of some calls: too few may keep the dims that they reduce, for example.
+
+    Calls for which more holds come first, one of each source before a second one of it.
+    """
+    usual = [call for call in calls if not call.rare]
+    known = {(call.shapes, repr(call.values)) for call in usual}
+    found: list[Change] = []
+    for place, argument in enumerate(resolve(usual[0].case.call)._schema.arguments if usual else ()):  # type: ignore[attr-defined]
+        if str(argument.type) != "bool":
+            continue
+        name, of_source = argument.name, Counter[str]()
+        here = []
+        for call in sorted(usual, key=lambda call: -len(call.holding)):
+            other = not call.values[name]
+            if call.origin in origins and (call.shapes, repr({**call.values, name: other})) not in known:
+                here.append((of_source[call.source], Change(call.origin, name, place, other, rare=False)))
+                of_source[call.source] += 1
+        found += [change for _, change in sorted(here, key=lambda one: one[0])[:_MOST_FLAGS]]
+    return found
+
+
 @dataclass(frozen=True)
 class Asked:
     """Placements of slots and results that have to hold for a call: a size, a draw, and a mesh.
@@ -133,6 +181,27 @@ class HeldOut(Protocol):
 
     def refuted(self, asked: Sequence[Asked]) -> Sequence[Asked]:
         """Return what does not hold; of the same placements of slots and results the first."""
+
+
+@dataclass(frozen=True)
+class Untried:
+    """A sample that refutes rules for placements of which nothing is known.
+
+    Parameters
+    ----------
+    known
+        Placements of its slots of which it is known whether they hold.
+    """
+
+    sample: HeldOut
+    known: frozenset[Inputs]
+
+    def calls(self) -> Sequence[tuple[int, int, CallEvidence]]:
+        return self.sample.calls()
+
+    def refuted(self, asked: Sequence[Asked]) -> Sequence[Asked]:
+        unknown = [one for one in asked if one.inputs not in self.known]
+        return self.sample.refuted(unknown) if unknown else ()
 
 
 @dataclass(frozen=True)

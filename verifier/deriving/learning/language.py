@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 import torch
 
+from verifier.core.ops import resolve
 from verifier.deriving.learning.evidence import CallEvidence
 
-__all__ = ["Dim", "DimSet", "Scope", "Test", "dim_sets", "dims_of_inputs", "dims_of_results", "tests"]
+__all__ = ["Dim", "DimSet", "Scope", "Test", "dim_sets", "dims_of_inputs", "dims_of_results", "named_dims", "tests"]
 
 _DIMS = ("dim", "dims", "dim0", "dim1", "axis", "axes", "start_dim", "end_dim")
 _PAIRS_FROM_LAST = ("pad", "padding")
@@ -100,8 +101,13 @@ def dim_sets(calls: Sequence[CallEvidence], first: str) -> Iterator[DimSet]:
     for name in calls[0].values:
         values = [call.values[name] for call in calls if name in call.values]
         if _is_dim(name, values):
+            kind = str(next(a.type for a in resolve(calls[0].case.call)._schema.arguments if a.name == name))  # type: ignore[attr-defined]
             given = f"([{name}] if isinstance({name}, int) else {name} or range({ndim}))"
-            text = f"sorted({{dim % max({ndim}, 1) for dim in {given}}})"
+            text = (
+                f"[{name} % max({ndim}, 1)]"
+                if kind == "int"
+                else f"sorted({{dim % max({ndim}, 1) for dim in {given}}})"
+            )
             yield DimSet(f"{name}_dims", text, lambda call, name=name: _named(call, name), True)  # type: ignore[misc]
             if not any(_is_int(value) for value in values):
                 yield from _sets_of_lists(calls, name, ndim)
@@ -125,6 +131,11 @@ def _sets_of_lists(calls: Sequence[CallEvidence], name: str, ndim: str) -> Itera
             f"else set(range({ndim})) if any({other}) else set()"
         )
         yield DimSet(f"{name}_with_{other}", text, lambda call, other=other: _named_with(call, name, other))  # type: ignore[misc]
+
+
+def named_dims(call: CallEvidence) -> tuple[tuple[int, ...], ...]:
+    """Return the dims that each argument names, counted from the front."""
+    return tuple(tuple(_named(call, name)) for name in _dim_names([call]))
 
 
 def _named(call: CallEvidence, name: str) -> list[int]:

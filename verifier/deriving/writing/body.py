@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from torch.distributed.tensor import Partial
+from torch.distributed.tensor import Partial, Replicate
 from torch.distributed.tensor.placement_types import Placement
 
 from verifier.deriving.learning.generalise import Cut, DerivedRule, Part
 from verifier.deriving.learning.language import Dim, dim_sets
 from verifier.deriving.writing.subject import CannotWriteError, Subject, Target
 
-__all__ = ["Body", "helpers", "in_groups"]
+__all__ = ["Body", "helpers"]
 
 
 class Body:
@@ -62,45 +62,42 @@ class Body:
         results = ["Replicate()"] * count
         for place in absent:
             results.insert(place, "None")
-        whole = ", ".join(f"*{name}" if name in self.subject.lists else name for name in self.subject.tensors)
-        inputs = f'[Replicate() for one in [{whole}] if hasattr(one, "shape")]'
+        inputs = f"[Replicate() for one in {self.subject.given_tensors()}]"
+        if not self.subject.may_lack_tensors:
+            inputs = self._of_tensors({name: Replicate() for name in self.subject.tensors})
         return f"({_listed(results)}, {inputs}, {inputs})"
 
     def rules(self, rules: Sequence[DerivedRule], in_blocks: bool = False) -> list[str]:
-        """Return the lines that add ``rules``, which are for the same points, to the list.
+        """Return the lines that add ``rules`` to the list, those for the same calls and tensor dims together.
 
         With ``in_blocks`` each is added with the tensor that has to be cut at multiples of a block, its dim, and the
         block.
         """
-        rule = rules[0]
-        tests = [self._of_first(test.text) for test in rule.tests if not test.of_call]
-        outer = [self._of_first(test.text) for test in rule.tests if test.of_call]
+        blocks: dict[str, dict[str, dict[str, list[str]]]] = {}
+        for rule in rules:
+            row = self._in_blocks(rule) if in_blocks else self._row(rule)
+            loop = "" if rule.pivot is None else f"for d in range({rule.slots[rule.pivot]}_ndim):"
+            conditions = [self._of_first(test.text) for test in rule.tests if not test.of_call]
+            if rule.cut is not None and not in_blocks:
+                conditions.append(self._begins_at_multiples(rule, rule.cut))
+            of_loop = blocks.setdefault(" and ".join(self._of_call(rule)), {}).setdefault(loop, {})
+            of_loop.setdefault(" and ".join(conditions), []).append(f"rules.append({row})")
+        lines: list[str] = []
+        for of_call, loops in blocks.items():
+            inner: list[str] = []
+            for loop, rows in loops.items():
+                inner += _under(loop, [line for of_dim, some in rows.items() for line in _under(_if(of_dim), some)])
+            lines += _under(_if(of_call), inner)
+        return [f"    {line}" for line in lines]
+
+    def _of_call(self, rule: DerivedRule) -> list[str]:
+        """Return the conditions of a rule on the call, and which tensors the call has."""
+        found = [self._of_first(test.text) for test in rule.tests if test.of_call]
         for name in self.subject.tensors:
             if there := self.subject.is_there(name):
-                outer.append(
-                    there
-                    if name in rule.slots
-                    else there.replace("is not None", "is None")
-                    if " is " in there
-                    else f"not {there}"
-                )
-        lines, indent = [], "    "
-        if outer:
-            lines.append(f"{indent}if {' and '.join(outer)}:")
-            indent += "    "
-        if rule.pivot is not None:
-            lines.append(f"{indent}for d in range({rule.slots[rule.pivot]}_ndim):")
-            indent += "    "
-            texts = list(tests)
-            if rule.cut is not None and not in_blocks:
-                texts.append(self._begins_at_multiples(rule, rule.cut))
-            if texts:
-                lines.append(f"{indent}if {' and '.join(texts)}:")
-                indent += "    "
-        return [
-            *lines,
-            *(f"{indent}rules.append({self._in_blocks(one) if in_blocks else self._row(one)})" for one in rules),
-        ]
+                absent = there.replace("is not None", "is None") if " is " in there else f"not {there}"
+                found.append(there if name in rule.slots else absent)
+        return found
 
     def _of_first(self, condition: str) -> str:
         """Return a condition on a slot as code: of a list it is one on its first tensor."""
@@ -137,6 +134,8 @@ class Body:
             parts = [_listed(outputs), self._of_tensors(placed), self._of_tensors(gradients)]
             return f"({', '.join(parts)})"
         outputs = outputs[: self._returned(rule)]
+        if self.subject.as_many_as and len(set(outputs)) == 1:
+            outputs = [f"*{_listed(outputs[:1])} * len({self.subject.as_many_as})"]
         if self.subject.target is Target.REGISTER_SHARDING:
             inputs = [_part(placed[a.name]) if a.name in placed else "None" for a in self.subject.schema]
             return f"([{', '.join(outputs)}], [{', '.join(inputs)}])"
@@ -161,16 +160,6 @@ class Body:
     def head_of_blocks(self) -> list[str]:
         said = "Return the rules for shards that begin at multiples of a block, with the tensor, the dim and the block."
         return ["", "", f"def {self.subject.name}_in_blocks({self.subject.parameters()}):", f'    """{said}"""']
-
-
-def in_groups(rules: Sequence[DerivedRule]) -> list[list[DerivedRule]]:
-    """Return the rules in groups of those for the same points."""
-    groups: dict[object, list[DerivedRule]] = {}
-    for rule in rules:
-        pivot = None if rule.pivot is None else rule.slots[rule.pivot]
-        cut = None if rule.cut is None else (rule.cut.slot, rule.cut.text, rule.inputs[rule.cut.slot])
-        groups.setdefault((rule.slots, pivot, cut, tuple(test.text for test in rule.tests)), []).append(rule)
-    return list(groups.values())
 
 
 _HAS_ELEMENTS, _BEGIN_AT_MULTIPLES = "_each_rank_has_elements", "_begin_at_multiples"
@@ -205,6 +194,15 @@ def helpers(lines: Iterable[str]) -> Iterator[str]:
     text = "\n".join(lines)
     for name, function in _HELPERS.items():
         yield from function if name in text else ()
+
+
+def _if(condition: str) -> str:
+    return f"if {condition}:" if condition else ""
+
+
+def _under(head: str, lines: Sequence[str]) -> list[str]:
+    """Return lines below the head of a block; as they are if there is none."""
+    return [head, *(f"    {line}" for line in lines)] if head else list(lines)
 
 
 def _listed(parts: Iterable[str]) -> str:

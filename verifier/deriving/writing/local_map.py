@@ -10,7 +10,6 @@ __all__ = ["run_on_locals"]
 def run_on_locals(subject: Subject) -> list[str]:
     """Return the lines of the function that runs an op on local tensors."""
     given = subject.given()
-    tensors = ", ".join(f"*{name}" if name in subject.lists else name for name in subject.tensors)
     local = ", ".join(given_as(a.name, _local(subject, a.name), a.kwarg_only) for a in subject.schema)
     return f'''
 
@@ -19,7 +18,7 @@ def {subject.name}_sharded({subject.parameters()}):
 
     Raises NotImplementedError where there is no rule, or shards are uneven: redistribute the tensors first.
     """
-    tensors = [one for one in [{tensors}] if hasattr(one, "shape")]
+    tensors = {subject.given_tensors()}
     if not any(isinstance(one, DTensor) for one in tensors):
         return {subject.path}({given})
     if not all(isinstance(one, DTensor) for one in tensors):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -72,7 +72,7 @@ def tried_mutants(code: str, calls: Sequence[CallEvidence], made: Derivation) ->
         listed.append(rows)
     survivors = []
     tried = 0
-    for text, changed in _changes(module, function):
+    for text, changed in _changes(module, function, _conditions_of_tensors(calls)):
         other = _compiled(changed, function.name)
         if _is_as_good(points, listed, other):
             continue
@@ -177,8 +177,8 @@ class _Point:
         return bool(self.known.get(row[0])) and not self.refutes(row)
 
     def asks_for(self, row: Row) -> bool:
-        """Return whether a rule is known to hold here, and has to be listed."""
-        return not self.call.rare and bool(self.known.get(row[0])) and any(p != Replicate() for p in row[0])
+        """Return whether a rule is known to hold here, and DTensor does not add it by itself."""
+        return bool(self.known.get(row[0])) and any(p != Replicate() for p in row[0])
 
 
 def _points_of_calls(calls: Sequence[CallEvidence]) -> Iterator[_Point]:
@@ -231,19 +231,37 @@ def _tells(point: _Point, listed: set[Row], other: Callable[..., Any]) -> bool:
 
 
 # -------------------------------------------------------------------------------------------------------------- changes
-def _changes(module: ast.Module, function: ast.FunctionDef) -> Iterator[tuple[str, ast.Module]]:
-    """Yield the changes of a function, each with what is changed in which line."""
+def _conditions_of_tensors(calls: Sequence[CallEvidence]) -> set[str]:
+    """Return the conditions that a call has a tensor, which the lengths of rules ask for: they are kept."""
+    schema = resolve(calls[0].case.call)._schema  # type: ignore[attr-defined]
+    names = [argument.name for argument in schema.arguments if "Tensor" in str(argument.type)]
+    return {
+        f"{start}{name}{end}"
+        for name in names
+        for start, end in (
+            ("hasattr(", ", 'shape')"),
+            ("not hasattr(", ", 'shape')"),
+            ("", " is None"),
+            ("", " is not None"),
+        )
+    }
+
+
+def _changes(module: ast.Module, function: ast.FunctionDef, kept: Container[str]) -> Iterator[tuple[str, ast.Module]]:
+    """Yield the changes of a function, each with what is changed in which line; the conditions ``kept`` are."""
     for number, node in enumerate(ast.walk(function)):
-        for text, change in _changes_of(node):
+        for text, change in _changes_of(node, kept):
             changed = copy.deepcopy(module)
             (other,) = (one for one in changed.body if isinstance(one, ast.FunctionDef) and one.name == function.name)
             change(next(one for place, one in enumerate(ast.walk(other)) if place == number))
             yield f"line {getattr(node, 'lineno', 0)}: {text}", changed
 
 
-def _changes_of(node: ast.AST) -> Iterator[tuple[str, Callable[[Any], None]]]:
+def _changes_of(node: ast.AST, kept: Container[str]) -> Iterator[tuple[str, Callable[[Any], None]]]:
     if isinstance(node, ast.If):
         for place, part in enumerate(_conditions(node)):
+            if ast.unparse(part) in kept:
+                continue
             yield f"without the condition {ast.unparse(part)}", lambda other, n=place: _drop(other, n)  # type: ignore[misc]
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
         if node.func.id == "Shard":

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from verifier.deriving.learning.evidence import CallEvidence
 from verifier.deriving.learning.generalise import Derivation
-from verifier.deriving.writing.body import Body, helpers, in_groups
+from verifier.deriving.writing.body import Body, helpers
 from verifier.deriving.writing.comment import comment, why_left_out
 from verifier.deriving.writing.local_map import run_on_locals
 from verifier.deriving.writing.registering import (
@@ -58,8 +58,7 @@ def strategy_text(
     written = [rule for rule in made.rules if rule not in left_out and rule not in filtered]
     if not written and not filtered:
         raise CannotWriteError(f"{op}: {why_left_out(subject, left_out[0])}")
-    body = [line for rules in in_groups(written) for line in writer.rules(rules)]
-    blocks = [line for rules in in_groups(filtered) for line in writer.rules(rules, in_blocks=True)]
+    body, blocks = writer.rules(written), writer.rules(filtered, in_blocks=True)
     filtering = filter_of_products(subject) if blocks else []
     if target is Target.LOCAL_MAP:
         imports, tail = list(_IMPORTS_OF_LOCAL_MAP), run_on_locals(subject)
@@ -82,8 +81,9 @@ def strategy_text(
     for name in hidden:  # such as topk's argument sorted
         text = re.sub(rf"(?<![\w.]){name}\(", f"builtins.{name}(", text)
     whole = "\n".join([text, *tail])
+    standard = [name for name in ("builtins", "math") if f"{name}." in whole]
     lines = [
-        header, *(f"import {name}" for name in ("builtins", "math") if f"{name}." in whole), "",
+        header, "", *(f"import {name}" for name in standard), *[""] * bool(standard),
         "import torch", f"from torch.distributed.tensor import {', '.join(used)}" if used else "",
         *imports, "", "", text, *tail,
     ]  # fmt: skip

@@ -96,6 +96,20 @@ class Subject:
             else "None for a result" if any(call.absent for call in self.calls) else ""
         )  # fmt: skip
 
+    @property
+    def as_many_as(self) -> str:
+        """The list among the arguments that has as many elements as the op has results; empty if there is none."""
+        calls = [call for call in self.calls if call.rules]
+        if not calls or not any("List" in str(result.type) for result in self.op._schema.returns):
+            return ""
+        lengths = [
+            {name: len(value) for name, value in call.values.items() if isinstance(value, list)}
+            | {name: length for name, length in zip(call.slots, call.lengths, strict=True) if name in self.lists}
+            for call in calls
+        ]
+        counts = [len(call.results) for call in calls]
+        return next((name for name in lengths[0] if counts == [known.get(name) for known in lengths]), "")
+
     def is_there(self, name: str) -> str:
         """Return the condition that a call has a tensor for a parameter; empty if it always has."""
         return (
@@ -105,6 +119,16 @@ class Subject:
             if name in self.numbers
             else ""
         )
+
+    @property
+    def may_lack_tensors(self) -> bool:
+        """Whether some calls have no tensor for a parameter."""
+        return any(map(self.is_there, self.tensors))
+
+    def given_tensors(self) -> str:
+        """Return the list of the tensors that a call has."""
+        whole = ", ".join(f"*{name}" if name in self.lists else name for name in self.tensors)
+        return f'[one for one in [{whole}] if hasattr(one, "shape")]' if self.may_lack_tensors else f"[{whole}]"
 
     @property
     def sees_mesh(self) -> bool:
