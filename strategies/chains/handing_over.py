@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor, Replicate
 
 from verifier.planning.boundary import declares
 
-__all__ = ["checkpointed", "handed_over", "stored", "to_another_mesh"]
+__all__ = ["checkpointed", "handed_over", "loaded", "stored", "to_another_mesh"]
 
 
 def stored(way: str, path: str, given: list[Any], /, x: torch.Tensor) -> list[torch.Tensor]:
@@ -24,7 +24,8 @@ def stored(way: str, path: str, given: list[Any], /, x: torch.Tensor) -> list[to
         ``deepcopy``; ``pickle``, as to another process; ``save``, as a checkpoint; ``weights``, as one that is loaded
         with ``weights_only``.
     path
-        The function, or ``redistribute`` for a redistribution to ``given`` that need not have come to its end.
+        The function, or ``redistribute`` for a redistribution to ``given`` that need not have come to its end, or
+        ``embedding`` for rows of ``x`` whose numbers are ``given``.
     """
     import copy
     import io
@@ -37,6 +38,12 @@ def stored(way: str, path: str, given: list[Any], /, x: torch.Tensor) -> list[to
         if isinstance(x, DTensor):
             time.sleep(0.05 if x.device_mesh.get_rank() else 0)  # so that the first rank waits for data
             found = found.redistribute(placements=given, async_op=True)
+    elif path == "embedding":
+        ids: Any = torch.tensor(given)
+        if isinstance(x, DTensor):
+            everywhere = [Replicate()] * x.device_mesh.ndim
+            ids = DTensor.from_local(ids, x.device_mesh, everywhere, run_check=False)
+        found = torch.nn.functional.embedding(ids, x.detach())
     else:
         for part in path.split(".")[1:]:
             function = getattr(function, part)
@@ -97,6 +104,32 @@ def checkpointed(path: str, given: list[Any], placements: list[Any], /, x: torch
             shutil.rmtree(named[0], ignore_errors=True)
 
 
+def loaded(whole: bool, placements: list[Any], /, x: torch.Tensor) -> list[torch.Tensor]:
+    """Return twice the weight of a layer, loaded from a state dict of whole tensors that the first rank has.
+
+    Parameters
+    ----------
+    whole
+        Whether all ranks have the state dict.
+    placements
+        Those of the weight.
+    """
+    if not isinstance(x, DTensor):
+        return [x.detach() * 2]
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+    from torch.distributed.tensor import distribute_tensor
+
+    given: Any = x.detach()
+    given = given.full_tensor()
+    layer: Any = torch.nn.Linear(given.shape[1], given.shape[0], bias=False)
+    lost = distribute_tensor(torch.full_like(given, torch.nan), x.device_mesh, placements, src_data_rank=None)
+    layer.weight = torch.nn.Parameter(lost)
+    options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=not whole)
+    first = torch.distributed.get_rank() == 0
+    set_model_state_dict(layer, {"weight": given.clone()} if whole or first else {}, options=options)
+    return [layer.weight.detach() * 2]
+
+
 def handed_over(way: str, /, x: torch.Tensor) -> list[torch.Tensor]:
     """Return twice what is made of ``x``, or of its sum and its maximum, outside of DTensor.
 
@@ -148,5 +181,5 @@ def to_another_mesh(placements: list[Any], /, x: torch.Tensor) -> list[torch.Ten
     return [DTensor.from_local(whole, mesh, [Replicate()] * mesh.ndim, run_check=False)]
 
 
-for _program in (checkpointed, handed_over, stored, to_another_mesh):
+for _program in (checkpointed, handed_over, loaded, stored, to_another_mesh):
     declares(f"{__name__}.{_program.__name__}")

@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor, Replicate
 from strategies.chains.entry_points import named
 from verifier.planning.boundary import declares
 
-__all__ = ["checked_on_submeshes", "resharded", "with_own_weights"]
+__all__ = ["beside_the_mesh", "checked_on_submeshes", "miscounted", "resharded", "with_own_weights"]
 
 
 def resharded(model: str, dim: int, recomputed: bool, hidden: int, /, x: torch.Tensor) -> list[torch.Tensor]:
@@ -137,5 +137,59 @@ def checked_on_submeshes(difference: str, /, x: torch.Tensor) -> list[torch.Tens
     return [DTensor.from_local(found.contiguous(), mesh, [Replicate()] * mesh.ndim, run_check=False)]
 
 
-for _program in (checked_on_submeshes, resharded, with_own_weights):
+def beside_the_mesh(path: str, given: list[Any], /, x: torch.Tensor) -> list[torch.Tensor]:
+    """Return twice what a function makes of ``x`` on a mesh without the last rank, which calls it as well."""
+    function: Any = torch
+    for part in path.split(".")[1:]:
+        function = getattr(function, part)
+    if not isinstance(x, DTensor):
+        return [function(x.detach(), *given) * 2]
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    mesh: Any = x.device_mesh
+    if "smaller" not in vars(mesh):  # kept with the mesh, because groups stay for ever
+        mesh.smaller = torch.distributed.device_mesh.DeviceMesh(mesh.device_type, mesh.mesh.flatten()[:-1])
+    held: Any = x.detach()
+    held = held.full_tensor()
+    found = function(distribute_tensor(held.clone(), mesh.smaller, [Shard(0)]), *given).full_tensor() * 2
+    found = found if mesh.smaller.get_coordinate() is not None else function(held, *given) * 2
+    return [DTensor.from_local(found.contiguous(), mesh, [Replicate()] * mesh.ndim, run_check=False)]
+
+
+def miscounted(entry: str, more: int, /, x: torch.Tensor) -> list[torch.Tensor]:
+    """Return twice ``x``, which an entry point has refused to place by another number of placements than mesh dims.
+
+    Parameters
+    ----------
+    entry
+        ``redistribute``, ``from_local`` or ``distribute_tensor``.
+    more
+        How many placements there are more than mesh dims.
+
+    Raises
+    ------
+    AssertionError
+        If the entry point takes the placements.
+    """
+    if not isinstance(x, DTensor):
+        return [x.detach() * 2]
+    from torch.distributed.tensor import distribute_tensor
+
+    mesh: Any = x.device_mesh
+    held: Any = x.detach()
+    whole = held.full_tensor()
+    placements: Any = [Replicate()] * (mesh.ndim + more)
+    try:
+        if entry == "redistribute":
+            held.redistribute(placements=placements)
+        elif entry == "from_local":
+            DTensor.from_local(whole, mesh, placements, run_check=False)
+        else:
+            distribute_tensor(whole, mesh, placements)
+    except (IndexError, ValueError, RuntimeError):
+        return [DTensor.from_local(whole * 2, mesh, [Replicate()] * mesh.ndim, run_check=False)]
+    raise AssertionError("as many placements as mesh dims are needed, and others were taken")
+
+
+for _program in (beside_the_mesh, checked_on_submeshes, miscounted, resharded, with_own_weights):
     declares(f"{__name__}.{_program.__name__}")

@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from verifier.planning.boundary import declares
 
-__all__ = ["parallel", "twice"]
+__all__ = ["parallel", "transformed", "twice"]
 
 
 def twice(path: str, given: list[Any], options: dict[str, Any], /, **tensors: torch.Tensor) -> list[torch.Tensor]:
@@ -75,5 +75,26 @@ def parallel(
         return [first.detach(), *torch.autograd.grad((first**2).sum(), leaf)]
 
 
-for _program in (parallel, twice):
+def transformed(kind: str, path: str, given: list[Any], /, x: torch.Tensor) -> list[torch.Tensor]:
+    """Return what a transform of ``torch.func`` makes of the sum of a function's results, times itself.
+
+    Parameters
+    ----------
+    kind
+        ``grad``, ``hessian``, ``jacrev`` or ``jacfwd``; ``vmap`` takes the function itself, along the first dim.
+    """
+    function: Any = torch
+    for part in path.split(".")[1:]:
+        function = getattr(function, part)
+
+    def summed(one: Any) -> Any:
+        found = function(one, *given)
+        return (found * found).sum()
+
+    transform: Any = getattr(torch.func, kind)
+    found = transform((lambda one: function(one, *given)) if kind == "vmap" else summed)(x.detach())
+    return [found.detach()]
+
+
+for _program in (parallel, transformed, twice):
     declares(f"{__name__}.{_program.__name__}")

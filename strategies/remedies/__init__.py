@@ -17,6 +17,7 @@ from strategies.remedies import (
     views,
     writes,
 )
+from strategies.remedies.interfaces import styles
 from verifier.execution.remedies import Remedies
 
 __all__ = ["REMEDIES"]
@@ -37,5 +38,6 @@ REMEDIES = Remedies(
         *redistributing.REMEDIES,
         *entry_points.REMEDIES,
         *backwards.REMEDIES,
+        *styles.REMEDIES,
     ),
 )

@@ -33,6 +33,13 @@ def _has_no_logsumexp(decision: Decision) -> bool:
     return not decision.args[4] and any(map(is_sharded, decision.inputs))
 
 
+def _separates_tolerances(decision: Decision) -> bool:
+    """Return whether matrices are sharded along a batch whose tolerances, given by keyword, are not."""
+    tolerances = [decision.kwargs.get(name) for name in ("atol", "rtol")]
+    whole = any(isinstance(one, Placed) and len(one.shape) > 0 and not is_sharded(one) for one in tolerances)
+    return whole and is_sharded(decision.args[0])
+
+
 # ------------------------------------------------------------------------------------------------------ scaled products
 _BLOCK, _TILE_ROWS, _MX_BLOCK, _TILE_BLOCKS = 128, 128, 32, 4
 
@@ -78,6 +85,12 @@ def _has_short_rows(decision: Decision) -> bool:
 
 
 REMEDIES = (
+    Remedy(
+        "tolerances-of-batches",
+        "shard the tolerances of pinv with the batch of its matrices, or replicate both (_ops/_matrix_ops.py)",
+        lambda: vetoed(("aten.linalg_pinv.atol_rtol_tensor",), _separates_tolerances),
+        ("aten.linalg_pinv.atol_rtol_tensor",),
+    ),
     Remedy(
         "heads-of-groups",
         "shard the heads of fused attention only if every rank's heads of the query are those of its heads of key and "

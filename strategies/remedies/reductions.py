@@ -79,6 +79,15 @@ def _wraps(decision: Decision) -> bool:
     return dtype in _UNSIGNED and source.dtype not in (*_UNSIGNED, torch.bool) and is_partial(source, "max", "min")
 
 
+def _keeps_fewer_bits(decision: Decision) -> bool:
+    """Return whether a cast wraps the integers of a maximum or minimum, because the new dtype has fewer bits."""
+    source, dtype = decision.args[0], decision.kwargs.get("dtype")
+    if dtype is None or dtype.is_floating_point or dtype.is_complex or torch.bool in (dtype, source.dtype):
+        return False
+    whole = not (source.dtype.is_floating_point or source.dtype.is_complex)
+    return whole and dtype.itemsize < source.dtype.itemsize and is_partial(source, "max", "min")
+
+
 def _counts_bools(decision: Decision) -> bool:
     """Return whether the parts of a sum of bools, which is OR, are made numbers before it is taken."""
     source, dtype = decision.args[0], decision.kwargs.get("dtype")
@@ -258,6 +267,14 @@ REMEDIES = (
         "casts-to-unsigned",
         "pass no P(max) or P(min) through a cast to an unsigned integer, which wraps negative numbers",
         lambda: vetoed(_names("_to_copy.default"), _wraps),
+        _names("_to_copy.default"),
+        VALUES,
+    ),
+    Remedy(
+        "casts-to-fewer-bits",
+        "pass no P(max) or P(min) through a cast to an integer of fewer bits, which wraps large numbers "
+        "(_to_copy_single_dim_strategy in _ops/_tensor_ops.py)",
+        lambda: vetoed(_names("_to_copy.default"), _keeps_fewer_bits),
         _names("_to_copy.default"),
         VALUES,
     ),

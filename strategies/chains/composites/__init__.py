@@ -13,6 +13,7 @@ from strategies.chains.composites import (
     memory_orders,
     parallel,
     second_gradients,
+    styles,
     training,
     transforms,
 )
@@ -30,6 +31,7 @@ __all__ = [
     "memory_orders",
     "parallel",
     "second_gradients",
+    "styles",
     "training",
     "transforms",
 ]

@@ -28,6 +28,17 @@ def _stored(b: Building) -> None:
 
 
 @composite
+def _stored_pending(b: Building) -> None:
+    """Results that wait for a reduction of any kind, stored before it."""
+    b.tensors[b.floats(*b.size())].requires_grad_(False)
+    path, *given = b.way(
+        ("torch.sum", 0), ("torch.linalg.vector_norm",), ("torch.linalg.vector_norm", 1.0), ("embedding", 0, 1, 1),
+        ("embedding", 1, 0), ("torch.amax", 0),
+    )  # fmt: skip
+    b.program(f"{_PROGRAMS}stored", b.pick(("pickle", "weights", "weights")), path, given)
+
+
+@composite
 def _checkpointed(b: Building) -> None:
     """Results, views among them, that are saved in a checkpoint and loaded to any placements.
 
@@ -47,6 +58,16 @@ def _checkpointed(b: Building) -> None:
     if path == "torch.sum":
         placements = [Replicate()] * b.mesh.ndim
     b.program(f"{_PROGRAMS}checkpointed", path, given, [] if b.chance(0.5) else placements)
+
+
+@composite
+def _loaded(b: Building) -> None:
+    """Weights that are loaded from a state dict of whole tensors."""
+    b.tensors[b.floats(b.pick((b.rows, 2 * b.mesh.world_size)), b.columns)].requires_grad_(False)
+    placements: list[Placement] = [b.pick((Replicate(), Shard(0), Shard(1))) for _ in range(b.mesh.ndim)]
+    if b.chance(0.4):
+        placements[-1] = strided_shard(0, 2)
+    b.program(f"{_PROGRAMS}loaded", b.chance(0.3), placements)
 
 
 @composite

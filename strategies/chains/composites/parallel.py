@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from strategies.chains import parallel
 from strategies.chains.building import Building
 from strategies.chains.composites.table import composite
@@ -32,3 +34,22 @@ def _checked_submesh(b: Building) -> None:
     """Replicas that ``from_local`` checks on the rows of a mesh, which have others or none."""
     b.tensors[b.floats(*b.size())].requires_grad_(False)
     b.program(f"{_PROGRAMS}checked_on_submeshes", b.pick(("", "shape", "shape", "dtype", "alone")))
+
+
+@composite
+def _beside_the_mesh(b: Building) -> None:
+    """Functions that all ranks call on a tensor of which one rank has nothing."""
+    b.tensors[b.floats(*b.size())].requires_grad_(False)
+    ways: tuple[tuple[Any, ...], ...] = (
+        ("torch.argmax",), ("torch.argmin", 0), ("torch.sum",), ("torch.max",), ("torch.exp",), ("torch.cumsum", 0),
+        ("torch.linalg.vector_norm",),
+    )  # fmt: skip
+    path, *given = b.way(*ways)
+    b.program(f"{_PROGRAMS}beside_the_mesh", path, given)
+
+
+@composite
+def _miscounted(b: Building) -> None:
+    """More or fewer placements than the mesh has dims."""
+    b.tensors[b.floats(*b.size())].requires_grad_(False)
+    b.program(f"{_PROGRAMS}miscounted", b.pick(("redistribute", "from_local", "distribute_tensor")), b.pick((1, -1)))

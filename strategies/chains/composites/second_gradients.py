@@ -137,3 +137,15 @@ def _differentiated(b: Building) -> None:
     """Let no argument want a gradient: the program takes all gradients."""
     for tensor in b.tensors.values():
         tensor.requires_grad_(False)
+
+
+@composite
+def _transformed(b: Building) -> None:
+    """First and second derivatives, and functions of each row, by the transforms of ``torch.func``."""
+    b.tensors[b.positive(*b.size())].requires_grad_(False)
+    kind = b.pick(("grad", "hessian", "hessian", "jacrev", "jacfwd", "vmap"))
+    path, *given = b.way(
+        ("torch.sin",), ("torch.exp",), ("torch.square",), ("torch.softmax", -1), ("torch.cumsum", -1),
+        ("torch.flip", [-1]), ("torch.sum", -1), ("torch.mean", -1),
+    )  # fmt: skip
+    b.program(f"{second_gradients.__name__}.transformed", kind, path, given)

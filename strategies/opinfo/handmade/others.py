@@ -52,6 +52,21 @@ def _converted(dtype: torch.dtype) -> Callable[[Draw], tuple[object, ...]]:
     return lambda draw: (_matrix(draw), dtype)
 
 
+def _border_integers(draw: Draw) -> tuple[object, ...]:
+    """Return integers of which some are just too large, or just too small, for a byte with a sign."""
+    values = draw.integers(126, 131, *_SHAPES[draw.size])
+    return (-1 - values if draw.number % 2 else values,)
+
+
+def _diagonals(draw: Draw) -> tuple[object, ...]:
+    return (torch.diag_embed(draw.values(_SHAPES[draw.size][0], 3)),)
+
+
+def _tolerances(draw: Draw) -> Mapping[str, object]:
+    """Return a tolerance for each matrix, none of which is near to one of its values."""
+    return {"atol": 0.5 + 2 * draw.integers(0, 2, _SHAPES[draw.size][0]).to(draw.dtype)}
+
+
 def _rrelu(draw: Draw) -> tuple[object, ...]:
     value = _matrix(draw)
     return value, torch.zeros_like(value), 0.25, 0.5, False
@@ -65,6 +80,13 @@ WAYS = (
     ),
     Way("aten.native_dropout.out", "p=1.0", _dropout(1.0, True), _dropout_buffers, exact=True),
     Way("aten.rrelu_with_noise_functional.default", "not training", _rrelu, exact=True),
+    Way(
+        "aten._to_copy.default", "integers with fewer bits", _border_integers, lambda draw: {"dtype": torch.int8},
+        exact=True, row="to",
+    ),
+    Way(
+        "aten.linalg_pinv.atol_rtol_tensor", "a tolerance for each matrix", _diagonals, _tolerances, row="linalg.pinv",
+    ),
     Way("prims.view_of.default", "a matrix", lambda draw: (_matrix(draw),), exact=True),
     Way(
         "prims.conj_physical.default", "complex numbers",

@@ -20,7 +20,9 @@ from verifier.torch_internals.amending.registrations import exchanged
 __all__ = [
     "norms_of_several_meshes",
     "orders_in_memory_kept",
+    "placements_counted",
     "strided_shards_scattered",
+    "without_handlers_beside_meshes",
 ]
 
 
@@ -102,3 +104,58 @@ def _laid_out(local: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
     if found == sorted(found, reverse=True):
         return local
     return local.permute(order).contiguous().permute([order.index(dim) for dim in range(local.ndim)])
+
+
+@contextlib.contextmanager
+def placements_counted() -> Iterator[None]:
+    """Let ``from_local`` and ``redistribute`` refuse as many placements as the mesh has no dims."""
+    make: Any = DTensor.from_local
+    move: Any = DTensor.redistribute
+
+    def check(mesh: Any, placements: Any) -> None:
+        if mesh is not None and placements is not None and len(placements) != mesh.ndim:
+            raise ValueError(f"{len(placements)} placements were given for a mesh of {mesh.ndim} dims")
+
+    def made(local: Any, device_mesh: Any = None, placements: Any = None, **options: Any) -> Any:
+        check(device_mesh, placements)
+        return make(local, device_mesh, placements, **options)
+
+    def moved(self: Any, device_mesh: Any = None, placements: Any = None, **options: Any) -> Any:
+        check(device_mesh or self.device_mesh, placements)
+        return move(self, device_mesh, placements, **options)
+
+    with (
+        mock.patch.object(DTensor, "from_local", staticmethod(made)),
+        mock.patch.object(DTensor, "redistribute", moved),
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def without_handlers_beside_meshes() -> Iterator[None]:
+    """Let a rank that the mesh lacks run no handler of torch's, but take the way of ops that have none."""
+    handlers: dict[Any, Any] = DTensor._op_dispatcher._custom_op_handlers
+
+    def beside(op: Any, handler: Any) -> Any:
+        def handled(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            meshes = [one.device_mesh for one in args if isinstance(one, DTensor)]
+            if not meshes or meshes[0].get_coordinate() is not None:
+                return handler(op, args, kwargs)
+            handlers.pop(op)
+            try:
+                return op(*args, **kwargs)
+            finally:
+                handlers[op] = handled
+
+        handled.__module__ = handler.__module__
+        return handled
+
+    before = dict(handlers)
+    for op, handler in before.items():
+        if str(getattr(handler, "__module__", "")).startswith("torch."):
+            handlers[op] = beside(op, handler)
+    try:
+        yield
+    finally:
+        for op, handler in before.items():
+            handlers[op] = handler

@@ -10,16 +10,20 @@ from typing import Any
 from unittest import mock
 
 import torch
+from torch.distributed import _state_dict_utils as state_dicts
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Partial, Replicate
 
+from verifier.torch_internals.amending.registrations import exchanged
 from verifier.torch_internals.placements import strides_of
 
 __all__ = [
     "chunks_of_strided_shards",
     "memory_of_locals",
     "meshes_kept",
+    "placements_pickled",
     "scalars_formatted",
+    "state_dicts_of_strided_shards",
     "unfinished_results_awaited",
 ]
 
@@ -173,3 +177,48 @@ def chunks_of_strided_shards(indices: _Indices) -> Iterator[None]:
         mock.patch.object(DTensor, "__get_tensor_shard__", found),
     ):
         yield
+
+
+@contextlib.contextmanager
+def placements_pickled() -> Iterator[None]:
+    """Let a DTensor that is pickled be reduced before, if no file can hold what it waits for."""
+    reduce: Any = torch.Tensor.__reduce_ex__
+
+    def reduced(self: Any, protocol: Any) -> Any:
+        if any(one.is_partial() and type(one) is not Partial for one in self.placements):
+            self = self.detach().redistribute(placements=[Replicate()] * self.device_mesh.ndim)
+        return reduce(self, protocol)
+
+    with mock.patch.object(DTensor, "__reduce_ex__", reduced, create=True):
+        yield
+
+
+def state_dicts_of_strided_shards(indices: _Indices) -> contextlib.AbstractContextManager[None]:
+    """Let a state dict of whole tensors give a strided shard the rows that it has.
+
+    Parameters
+    ----------
+    indices
+        Returns which indices a placement gives, of a dim of some size in some parts, to one of them.
+    """
+
+    def wrap(distribute: Any) -> Any:
+        def distributed(local_state_dict: Any, keys: Any, device: Any, pg: Any = None) -> None:
+            for key in keys:
+                pair = local_state_dict.get(key)
+                if not isinstance(pair, tuple) or not any(map(strides_of, pair[0].placements)):
+                    continue
+                held, part = pair
+                for dim, runs in enumerate(_runs(held, indices)):
+                    taken = [at for _, begin, size in runs for at in range(begin, begin + size)]
+                    part = part.index_select(dim, torch.tensor(taken, dtype=torch.int64, device=part.device))
+                held.to_local().copy_(part)
+                local_state_dict[key] = held
+            distribute(
+                local_state_dict, [key for key in keys if isinstance(local_state_dict.get(key), tuple)], device, pg
+            )
+
+        distributed.__module__ = distribute.__module__
+        return distributed
+
+    return exchanged(state_dicts, "_distribute_tensors", wrap)

@@ -11,16 +11,20 @@ import torch
 import torch.distributed as dist
 import torch.distributed.tensor._api as api
 import torch.distributed.tensor.parallel.input_reshard
-from torch.distributed.tensor import DTensor, Replicate, Shard
-from torch.distributed.tensor.parallel import parallelize_module
-from torch.distributed.tensor.placement_types import _StridedShard
+from torch.distributed.tensor import DTensor, Replicate, Shard, experimental
+from torch.distributed.tensor.parallel import parallelize_module, style
+from torch.distributed.tensor.placement_types import Placement, _StridedShard
 
 from verifier.torch_internals.amending.registrations import exchanged
 
 __all__ = [
     "checks_ask_the_mesh",
     "dims_of_gradients_counted",
+    "inputs_taken_by_keyword",
+    "layouts_asked_for",
+    "lists_of_outputs_kept",
     "own_tensors_kept",
+    "placements_in_tuples_taken",
     "saved_sizes_kept",
     "sources_passed_on",
 ]
@@ -114,8 +118,8 @@ def sources_passed_on() -> Iterator[None]:
         def parallelized(module: Any, mesh: Any = None, plan: Any = None, *, src_data_rank: int | None = 0) -> Any:
             if not isinstance(plan, dict):
                 return parallelize(module, mesh, plan, src_data_rank=src_data_rank)
-            for path, style in plan.items():
-                given = {path: style} if path else style
+            for path, one in plan.items():
+                given = {path: one} if path else one
                 parallelize(module, mesh, given, src_data_rank=src_data_rank)
             return module
 
@@ -188,3 +192,89 @@ def dims_of_gradients_counted() -> Iterator[None]:
 
     with exchanged(api._FromTorchTensor, "backward", wrap), exchanged(api._ToTorchTensor, "backward", wrap):
         yield
+
+
+@contextlib.contextmanager
+def layouts_asked_for() -> Iterator[None]:
+    """Let styles for inputs and outputs redistribute a DTensor that is not placed as they say."""
+
+    def of_input(prepare: Any) -> Any:
+        def prepared(self: Any, given: Any, mesh: Any, said: Any, wanted: Any) -> Any:
+            if isinstance(given, DTensor) and said is not None and given.placements != (said,):
+                said = said if wanted is None else wanted
+                given = given.redistribute(placements=(said,))
+            return prepare(self, given, mesh, said, wanted)
+
+        prepared.__module__ = prepare.__module__
+        return prepared
+
+    def of_output(prepare: Any) -> Any:
+        def prepared(self: Any, outputs: Any, mesh: Any) -> Any:
+            found = outputs if isinstance(outputs, tuple) else (outputs,)
+            pairs = list(zip(found, self.output_layouts, self.desired_output_layouts, strict=False))
+            if len(pairs) == len(found):
+                found = tuple(
+                    one.redistribute(placements=(said,)) if isinstance(one, DTensor) and said is not None else one
+                    for one, said, _ in pairs
+                )
+                outputs = found if isinstance(outputs, tuple) else found[0]
+            return prepare(self, outputs, mesh)
+
+        prepared.__module__ = prepare.__module__
+        return prepared
+
+    with (
+        exchanged(style.PrepareModuleInput, "_prepare_input_arg", of_input),
+        exchanged(style.PrepareModuleOutput, "_prepare_out_fn", of_output),
+    ):
+        yield
+
+
+def lists_of_outputs_kept() -> contextlib.AbstractContextManager[None]:
+    """Let ``PrepareModuleOutput`` place the results in a list or a named tuple, and return them in one."""
+
+    def wrap(prepare: Any) -> Any:
+        def prepared(self: Any, outputs: Any, mesh: Any) -> Any:
+            kind: Any = type(outputs)
+            if kind is not list and not hasattr(kind, "_fields"):
+                return prepare(self, outputs, mesh)
+            found = prepare(self, tuple(outputs), mesh)
+            found = found if isinstance(found, tuple) else (found,)
+            return kind(found) if kind is list else kind(*found)
+
+        prepared.__module__ = prepare.__module__
+        return prepared
+
+    return exchanged(style.PrepareModuleOutput, "_prepare_out_fn", wrap)
+
+
+def inputs_taken_by_keyword() -> contextlib.AbstractContextManager[None]:
+    """Let styles of layers take an input that is given by keyword for one that is given by position."""
+
+    def turned(module: Any, args: Any, options: Any) -> Any:
+        return None if args or not options else (tuple(options.values())[:1], dict([*options.items()][1:]))
+
+    def wrap(distribute: Any) -> Any:
+        def distributed(module: Any, *given: Any, **options: Any) -> Any:
+            found = distribute(module, *given, **options)
+            found.register_forward_pre_hook(turned, with_kwargs=True, prepend=True)
+            return found
+
+        distributed.__module__ = distribute.__module__
+        return distributed
+
+    return exchanged(style, "distribute_module", wrap)
+
+
+def placements_in_tuples_taken() -> contextlib.AbstractContextManager[None]:
+    """Let ``local_map`` take a tuple of placements for those of one result, as a DTensor has them."""
+
+    def wrap(before: Any) -> Any:
+        def local_map(func: Any = None, out_placements: Any = None, *given: Any, **options: Any) -> Any:
+            alone = isinstance(out_placements, tuple) and all(isinstance(one, Placement) for one in out_placements)
+            return before(func, list(out_placements) if alone else out_placements, *given, **options)
+
+        local_map.__module__ = before.__module__
+        return local_map
+
+    return exchanged(experimental, "local_map", wrap)

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import torch
 from torch._decomp import decomposition_table
 from torch._ops import OpOverload
-from torch.distributed.tensor import DTensor, _random
+from torch.distributed.tensor import DTensor, _random, experimental
 from torch.distributed.tensor import _decompositions as decompositions
 from torch.distributed.tensor import _sharding_prop as choosing
 from torch.distributed.tensor._op_schema import OpSchema, RuntimeSchemaInfo
@@ -26,6 +26,7 @@ from verifier.torch_internals.registries import replicated_rule
 __all__ = [
     "ABSENT",
     "adjusted_like",
+    "arguments_of_users_rules_keyed",
     "bias_of_cudnn_attention",
     "cached_by",
     "cached_by_keyword",
@@ -43,6 +44,7 @@ __all__ = [
     "ordered_rules",
     "scalars_replicated",
     "shape_argument",
+    "users_rules_asked",
     "without_handler",
 ]
 
@@ -375,3 +377,47 @@ def generators_heeded() -> contextlib.AbstractContextManager[None]:
             default.set_state(state)
 
     return layered(DTensor._op_dispatcher._random_ops, heeding)
+
+
+def _after_registering(change: Callable[[Any, OpOverload], None]) -> contextlib.AbstractContextManager[None]:
+    """Let ``register_sharding`` change the propagator for each op whose rule it has registered."""
+
+    def wrap(register: Any) -> Any:
+        def registering(op: Any) -> Any:
+            keeps = register(op)
+
+            def kept(rule: Any) -> Any:
+                keeps(rule)
+                for one in op if isinstance(op, list) else [op]:
+                    change(DTensor._op_dispatcher.sharding_propagator, one)
+                return rule
+
+            return kept
+
+        registering.__module__ = register.__module__
+        return registering
+
+    return exchanged(experimental, "register_sharding", wrap)
+
+
+def users_rules_asked() -> contextlib.AbstractContextManager[None]:
+    """Let a rule of the user's take the place of torch's, which is asked before, and of what was decided already."""
+
+    def change(propagator: Any, op: OpOverload) -> None:
+        propagator.op_single_dim_strategy_funcs.pop(op, None)
+        propagator.op_to_schema_info_for_single_dim_strategy.pop(op, None)
+        clear_caches()
+
+    return _after_registering(change)
+
+
+def arguments_of_users_rules_keyed() -> contextlib.AbstractContextManager[None]:
+    """Let the key of DTensor's cache hold every argument that is no tensor of an op with a rule of the user's."""
+
+    def change(propagator: Any, op: OpOverload) -> None:
+        others = [(at, one) for at, one in enumerate(op._schema.arguments) if "Tensor" not in str(one.type)]
+        first = min((at for at, one in others if not one.kwarg_only), default=100)
+        named = [one.name for _, one in others if one.kwarg_only]
+        propagator.op_to_schema_info[op] = RuntimeSchemaInfo(first, named or None, needs_pytree=True)
+
+    return _after_registering(change)
