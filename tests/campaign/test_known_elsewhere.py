@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -17,6 +15,7 @@ from verifier.campaign.recorded import campaign_on_ranks
 from verifier.core.case import MeshSpec
 from verifier.events import Event, FindingReported, TrialFinished
 from verifier.gate.baseline import load_baseline
+from verifier.processes.scripts import run_to_end
 from verifier.records.schema import RunHeader
 
 pytestmark = pytest.mark.ranks
@@ -52,16 +51,14 @@ def test_a_finding_of_any_op_is_known_where_the_op_of_its_entry_is_not_selected(
 
 
 def test_the_script_of_a_redistribution_shows_the_defect(tmp_path: Path) -> None:
-    """Written by the command and run by real processes, in a folder where there is nothing else."""
+    """Written by the command and run by processes of its own, in a folder where there is nothing else."""
     entry = BASELINE.get(COMPLEX_PRODUCT)
     assert entry is not None
     assert (entry.op, entry.mesh) == ("dtensor.redistribute", "2")
     script = run_module("verifier", "replay", COMPLEX_PRODUCT, "--script", folder=ROOT).stdout
     assert f"{entry.verdict} in {entry.op}: {entry.summary}" in script
     (tmp_path / "x.py").write_text(script, encoding="utf-8")
-    shown = subprocess.run(
-        [sys.executable, "x.py"], cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT, check=False
-    )
-    assert shown.returncode == 1, shown.stdout + shown.stderr
-    assert "FAILS on rank 0: output 0: rank 0 holds [(6-0j)], expected [(6-3j)]" in shown.stdout
-    assert shown.stdout.rstrip().endswith("the defect is there")
+    status, said = run_to_end(tmp_path / "x.py", LIMIT)
+    assert status == 1, said
+    assert "FAILS on rank 0: output 0: rank 0 holds [(6-0j)], expected [(6-3j)]" in said
+    assert said.rstrip().endswith("the defect is there")

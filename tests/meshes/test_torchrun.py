@@ -71,16 +71,11 @@ def processes(started: Sequence[subprocess.Popen[str] | Command]) -> Iterator[No
 def torchrun(folder: Path, nodes: int, per_node: int, arguments: Sequence[str]) -> list[tuple[int, str]]:
     """Run the command line under one torchrun for each node; return the exit status and the output of each."""
     port = free_port()
-    started = [
-        subprocess.Popen(
-            [sys.executable, "-m", "torch.distributed.run", f"--nnodes={nodes}", f"--nproc-per-node={per_node}",
-             "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=test", "--local-addr=127.0.0.1",
-             "-m", "verifier", *arguments],
-            cwd=folder, env=environment(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for _ in range(nodes)
+    words = [
+        "-m", "torch.distributed.run", f"--nnodes={nodes}", f"--nproc-per-node={per_node}", "--rdzv-backend=c10d",
+        f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=test", "--local-addr=127.0.0.1", "-m", "verifier", *arguments,
     ]  # fmt: skip
+    started = [Command(words, folder) for _ in range(nodes)]
     with processes(started):
         printed = [process.communicate(timeout=LIMIT)[0] for process in started]
         return [(process.returncode, text) for process, text in zip(started, printed, strict=True)]

@@ -41,8 +41,8 @@ LISTEN_LIMIT = 2.0
 """Seconds to wait for a server that another process is starting."""
 _AT_LOAD = ("ATEN_", "CUDA_", "KMP_", "LD_", "MALLOC_", "MKL_", "NCCL_", "OMP_", "PYTORCH_", "TORCH")
 """Prefixes of environment variables that torch may read while loading; each set of values gets its own server."""
-_SET_BY_TORCH = "TORCHINDUCTOR_CACHE_DIR"
-"""A variable that torch sets while loading, so that it is there only later."""
+_NOT_AT_LOAD = ("TORCHINDUCTOR_CACHE_DIR", "TORCH_NCCL_ASYNC_ERROR_HANDLING")
+"""Variables that torch does not read while loading: it sets the first one then; torchrun sets the second one."""
 
 
 Step: TypeAlias = tuple[str, ...]
@@ -196,7 +196,7 @@ def _server(
     """Return a connection to a server that has done ``steps``, or is about to; None if it has ended."""
     own = len(steps) > 1
     owner = (not own and os.environ.get(FORKS)) or _own_name(os.getpid())
-    given = {name: value for name, value in environment.items() if name != _SET_BY_TORCH}
+    given = {name: value for name, value in environment.items() if name not in _NOT_AT_LOAD}
     at_load = sorted(pair for pair in given.items() if pair[0].startswith(_AT_LOAD))
     about: list[object] = [module, environment.get("PYTHONHASHSEED"), at_load, sys.executable, __file__]
     about += [steps, [*path] if own else _installed_in(path), os.getcwd() if own else ""] if steps else []
