@@ -20,8 +20,8 @@ from strategies.opinfo.calls.providers import PROVIDERS, is_known
 from strategies.opinfo.handmade import NO_CALLS, handmade_of_row, handmade_overloads, handmade_samples
 from strategies.opinfo.samples.argument_spellings import Variation, spellings
 from strategies.opinfo.samples.derived_overloads import converted, family, is_sibling
-from strategies.opinfo.samples.input_classes import INPUT_CLASSES, InputClass
-from strategies.opinfo.samples.sample import OpInfoSample
+from strategies.opinfo.samples.input_classes import ASKING, INPUT_CLASSES, InputClass
+from strategies.opinfo.samples.sample import OpInfoSample, changes_of
 from verifier.core.ops import resolve
 from verifier.core.wording import did_you_mean
 from verifier.planning.own_samples import overload_named
@@ -283,7 +283,7 @@ def _of_input_classes(
 
 
 def _turned(sample: OpInfoSample, place: int, one: InputClass) -> list[tuple[OpInfoSample, Variation]]:
-    changes = list(one.changes(sample.first))
+    changes = changes_of(sample, one.changes) if one.changes in ASKING else list(one.changes(sample.first))
     start = place % len(changes) if changes else 0
     return [(sample, change) for change in (*changes[start:], *changes[:start])]
 
