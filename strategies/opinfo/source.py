@@ -25,6 +25,7 @@ from strategies.opinfo.samples.sample import OpInfoSample, changes_of
 from verifier.core.ops import resolve
 from verifier.core.wording import did_you_mean
 from verifier.planning.own_samples import overload_named
+from verifier.processes.answers import ANSWERS
 from verifier.rules.samples import Sample, SampleOptions, Target, names_overload
 from verifier.torch_internals.names import OpOverload
 from verifier.torch_internals.ops import cache_by_rules, registered_overloads
@@ -200,7 +201,10 @@ def _dispatching(op: OpOverload) -> tuple[str, ...]:
     """Return the OpInfos that dispatch to ``op``, if DTensor itself has no rule for it."""
     if op in registered_overloads() and not is_registered_by_user(op):
         return ()
-    return tuple(row for row, ops in _dispatched().items() if op in ops)
+    rows = ANSWERS.of(
+        f"OpInfos that dispatch to {op}", lambda: frozenset(row for row, ops in _dispatched().items() if op in ops)
+    )
+    return tuple(row for row in row_names() if row in rows)
 
 
 # ------------------------------------------------------------------------------------------------------------- samples
