@@ -29,8 +29,6 @@ from verifier.planning.families import DrawContext
 from verifier.programs import is_composed
 from verifier.rules.execute import LocalCall
 from verifier.rules.samples import Sample, SampleOptions, Target
-from verifier.torch_internals.ops import registered_overloads
-from verifier.torch_internals.registries import is_registered_by_user
 
 if TYPE_CHECKING:
     from strategies.opinfo.source import OpInfoSource
@@ -94,9 +92,8 @@ class OpInfoFamily:
         by_overload: dict[tuple[str, torch.dtype], list[Sample | WholeCall]] = {}
         random: dict[tuple[str, torch.dtype], None] = {}
         for name in context.ops:
-            for dtype in (dtypes := self._dtypes(context)):
-                rare = dtype is dtypes[0] or not _is_of_the_user(name)
-                for sample in _samples(name, dtype, rare):
+            for dtype in self._dtypes(context):
+                for sample in _samples(name, dtype):
                     if base_of(sample.op) in _LEFT_OUT:
                         continue
                     if not sample.not_testable:
@@ -214,19 +211,10 @@ def _source() -> OpInfoSource:
     return SOURCE
 
 
-def _is_of_the_user(name: str) -> bool:
-    """Return whether the user registered rules for the overload ``name``.
-
-    Rare classes of input of its calls are drawn in one dtype, because calls of other dtypes are such a class. To ask
-    what the rules claim of them all takes seconds.
-    """
-    return any(str(op) == name and is_registered_by_user(op) for op in registered_overloads())
-
-
 @lru_cache(maxsize=8)
-def _samples(name: str, dtype: torch.dtype, rare: bool = True) -> tuple[Sample, ...]:
+def _samples(name: str, dtype: torch.dtype) -> tuple[Sample, ...]:
     """Return the samples of an op, in order."""
     source = _source()
     targets: tuple[Target, ...] = source.select([name])
-    options = SampleOptions(dtype, rare=rare)
+    options = SampleOptions(dtype)
     return tuple(sample for target in targets for sample in source.samples(target, options))

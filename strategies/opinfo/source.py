@@ -20,11 +20,12 @@ from strategies.opinfo.calls.providers import PROVIDERS, is_known
 from strategies.opinfo.handmade import NO_CALLS, handmade_of_row, handmade_overloads, handmade_samples
 from strategies.opinfo.samples.argument_spellings import Variation, spellings
 from strategies.opinfo.samples.derived_overloads import converted, family, is_sibling
-from strategies.opinfo.samples.input_classes import INPUT_CLASSES, InputClass
-from strategies.opinfo.samples.sample import OpInfoSample
+from strategies.opinfo.samples.input_classes import ASKING, INPUT_CLASSES, InputClass
+from strategies.opinfo.samples.sample import OpInfoSample, changes_of
 from verifier.core.ops import resolve
 from verifier.core.wording import did_you_mean
 from verifier.planning.own_samples import overload_named
+from verifier.processes.answers import ANSWERS
 from verifier.rules.samples import Sample, SampleOptions, Target, names_overload
 from verifier.torch_internals.names import OpOverload
 from verifier.torch_internals.ops import cache_by_rules, registered_overloads
@@ -201,7 +202,10 @@ def _dispatching(op: OpOverload) -> tuple[str, ...]:
     """Return the OpInfos that dispatch to ``op``, if DTensor itself has no rule for it."""
     if op in registered_overloads() and not is_registered_by_user(op):
         return ()
-    return tuple(row for row, ops in _dispatched().items() if op in ops)
+    rows = ANSWERS.of(
+        f"OpInfos that dispatch to {op}", lambda: frozenset(row for row, ops in _dispatched().items() if op in ops)
+    )
+    return tuple(row for row in row_names() if row in rows)
 
 
 # ------------------------------------------------------------------------------------------------------------- samples
@@ -284,7 +288,7 @@ def _of_input_classes(
 
 
 def _turned(sample: OpInfoSample, place: int, one: InputClass) -> list[tuple[OpInfoSample, Variation]]:
-    changes = list(one.changes(sample.first))
+    changes = changes_of(sample, one.changes) if one.changes in ASKING else list(one.changes(sample.first))
     start = place % len(changes) if changes else 0
     return [(sample, change) for change in (*changes[start:], *changes[:start])]
 

@@ -63,9 +63,8 @@ class OwnFamily:
         """Return a generator of calls of the ops in ``context``; all overloads are equally likely."""
         by_overload: dict[tuple[str, torch.dtype], list[Sample]] = {}
         for name in context.ops:
-            for dtype in (dtypes := self._dtypes(context)):
-                rare = dtype is dtypes[0]  # other dtypes are a rare class themselves
-                found = [sample for sample in _samples(name, dtype, rare) if not sample.not_testable]
+            for dtype in self._dtypes(context):
+                found = [sample for sample in _samples(name, dtype) if not sample.not_testable]
                 if found:
                     by_overload[name, dtype] = found
         return determined_cases(by_overload, context.mesh).map(_without_lost_gradients)
@@ -96,8 +95,8 @@ def _without_lost_gradients(case: OpCase) -> OpCase:
 
 
 @lru_cache(maxsize=8)
-def _samples(name: str, dtype: torch.dtype, rare: bool = True) -> tuple[Sample, ...]:
+def _samples(name: str, dtype: torch.dtype) -> tuple[Sample, ...]:
     """Return the samples of an op, in order."""
     from strategies.own_ops.source import own_samples  # loads OpInfo
 
-    return tuple(own_samples(name, SampleOptions(dtype, rare=rare)))
+    return tuple(own_samples(name, SampleOptions(dtype)))

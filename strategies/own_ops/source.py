@@ -15,7 +15,7 @@ from strategies.opinfo.calls.running import accepts, copied, undeclared_write
 from strategies.opinfo.samples.argument_spellings import Variation, spellings, with_value
 from strategies.opinfo.samples.branches import without_tensors
 from strategies.opinfo.samples.extents import Extents, rare_extents
-from strategies.opinfo.samples.sample import OpInfoSample
+from strategies.opinfo.samples.sample import OpInfoSample, changes_of
 from strategies.own_ops.arguments import other_arguments
 from strategies.own_ops.from_schema import calls_from_schema
 from strategies.own_ops.names import own_ops, own_ops_named
@@ -124,7 +124,9 @@ def own_samples(name: str, options: SampleOptions) -> Iterator[OpInfoSample]:
         for changes, most, of, rare in _CLASSES:
             left = most if options.rare or not rare else 0
             for sample in samples[:of]:
-                for change in changes(sample.first) if left else ():
+                asking = changes is other_arguments
+                offered = changes_of(sample, changes) if asking and left else changes(sample.first)
+                for change in offered if left else ():
                     other = sample.varied(change, rare)
                     if left and other is not None and other.signature not in seen and accepts(other.first):
                         seen.add(other.signature)

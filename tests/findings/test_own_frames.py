@@ -49,6 +49,7 @@ def test_what_a_strategy_raises_itself_is_told_from_what_it_trips_over() -> None
     frame = '  File "/home/me/my_rules.py", line 3, in rule\n    {}\n'
     end = "ValueError: no scalars\n\nSharding propagation failed for Op(op=aten.cumsum.default)"
     assert refuses(frame.format('raise ValueError("no scalars")') + end)
+    assert refuses(frame.format('if not x.ndim: raise ValueError("no scalars")') + end)
     assert not refuses(frame.format("return sizes[9]") + end)
     assert not refuses(frame.format('raise ValueError("no scalars")') + "ValueError: no scalars")  # in a kernel, say
     assert not refuses(end)

@@ -143,6 +143,7 @@ def test_nothing_is_verified_of_an_op_without_samples_or_of_a_file_that_register
     status, said = gate(project, CUSTOM)
     assert status == 2, said
     assert f"NO EVIDENCE gate_of_own_rules.double.default {NO_SAMPLES}" in said
+    assert 'add @verifier.samples("gate_of_own_rules.double.default") to the file, above a function' in said
     status, said = gate(project, CUSTOM, "--quiet")
     assert status == 2, said
     assert f"NO EVIDENCE gate_of_own_rules.double.default {NO_SAMPLES}" in said

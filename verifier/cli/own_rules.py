@@ -159,8 +159,7 @@ def _verify(
     unproved = {op: why for op in ops if op not in others and (why := why_unproved(op, runs))}
     unanswered = [NoEvidence(one, "correct the samples; the other ops were verified") for one in wrong_samples.values()]
     if len(unproved) == len(ops):
-        remedy = "nothing that the imports register was verified"
-        unanswered += [NoEvidence(f"{op} {why}", remedy) for op, why in unproved.items()]
+        unanswered += [NoEvidence(f"{op} {why}", _remedy(op, why)) for op, why in unproved.items()]
     else:
         left_out = [*(f"{op} {why}" for op, why in unproved.items()), *left_out]
     return Evidence(question, tuple(runs), tuple(unanswered), tuple(left_out), lost=lost.result())
@@ -208,6 +207,13 @@ def _without(plan: Plan, left: Sequence[str]) -> Plan:
     }
     selected = {name: ops for name, ops in selected.items() if ops}
     return replace(plan, selected=selected)
+
+
+def _remedy(op: str, why: str) -> str:
+    nothing = "nothing that the imports register was verified"
+    if why != NO_SAMPLES:
+        return nothing
+    return f'{nothing}; add @verifier.samples("{op}") to the file, above a function that yields tuples of arguments'
 
 
 def why_unproved(op: str, runs: Sequence[RunRecord]) -> str:

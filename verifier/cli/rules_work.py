@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import typer
@@ -21,6 +23,7 @@ from verifier.cli.options import BaselineOption, Detail, FailOn, Format, Out
 from verifier.cli.progress import RulesProgress
 from verifier.core.wording import plain_text, plural
 from verifier.execution.imports import places_of_rules
+from verifier.processes.answers import ANSWERS
 from verifier.records.rule_table import write_table
 from verifier.records.schema import INTERRUPTED
 from verifier.report.github import github_lines
@@ -64,7 +67,8 @@ def check(
     builder = None if table is None else TableBuilder(plan)
     progress = [] if detail is Detail.QUIET else [RulesProgress(consoles()[1], plan)]
     page_loaded = meanwhile(_load_page)
-    made = record_rules(plan, store, *progress, table=builder)
+    with ANSWERS.sharing() if plan.header.own_rules else nullcontext():
+        made = record_rules(replace(plan, answers=ANSWERS.folder), store, *progress, table=builder)
     page_loaded.result()
     if builder is not None and table is not None:
         write_table(builder.made(), table)

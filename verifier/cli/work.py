@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
@@ -61,6 +62,7 @@ from verifier.gate.baseline import Baseline
 from verifier.gate.entries import BaselineEntry
 from verifier.meshes.torchrun.controller import Cluster
 from verifier.planning.boundary import OutsideError, needs_imports, refusal
+from verifier.processes.answers import ANSWERS
 from verifier.processes.limits import parse_rank_memory
 from verifier.records.commands import finding_text, replay_text
 from verifier.records.files import DEFAULT_REPORTS, RunFormatError, encode_record, write_atomically
@@ -129,7 +131,9 @@ def make_run(
     """Make the run of ``request`` and return its record; ``path`` is the file of ``baseline``."""
     plan = make_plan(replace(request, baseline=str(path)), baseline, cluster)
     store = RunStore(out)
-    return _said(*without_those_of_torch(record(plan, store, progress(detail)), store), detail)
+    with ANSWERS.sharing() if plan.header.own_rules else nullcontext():
+        made = record(plan, store, progress(detail))
+    return _said(*without_those_of_torch(made, store), detail)
 
 
 def without_those_of_torch(run: RunRecord, store: RunStore) -> tuple[RunRecord, tuple[str, ...]]:

@@ -15,6 +15,7 @@ __all__ = ["own_frames", "refuses"]
 _FRAME = re.compile(
     r'^  File "(?P<file>[^"\n]+)", line (?P<line>\d+), in (?P<name>.+)\n(?P<code>    .*)?', re.MULTILINE
 )
+_RAISE = re.compile(r"(^|: )raise\b")
 _NOT_OWN = tuple(os.path.dirname(os.path.abspath(module.__file__ or "")) + os.sep for module in (torch, verifier))
 _MOST = 6
 
@@ -44,4 +45,4 @@ def refuses(traceback: str) -> bool:
     """
     frames = own_frames(traceback)
     code = frames[-1].partition(": ")[2] if frames else ""
-    return code.startswith("raise ") and "\n\nSharding propagation failed for " in traceback
+    return _RAISE.search(code) is not None and "\n\nSharding propagation failed for " in traceback

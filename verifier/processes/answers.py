@@ -11,9 +11,10 @@ import hashlib
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -31,12 +32,14 @@ class Answers:
         self._known: dict[str, tuple[str, ...]] = {}
         self._new: dict[str, tuple[str, ...]] = {}
         self._read: set[str] = set()
+        self.here: dict[Hashable, Any] = {}
+        """What else this process has worked out, as long as answers are kept."""
 
     def share(self, folder: str) -> None:
         """Keep answers from now on, and those of the processes that share ``folder``; keep none if it is empty."""
         if folder != self.folder:
             self._folder = Path(folder) if folder else None
-            self._known, self._new, self._read = {}, {}, set()
+            self._known, self._new, self._read, self.here = {}, {}, set(), {}
 
     @contextmanager
     def sharing(self) -> Iterator[None]:

@@ -30,7 +30,7 @@ from strategies.opinfo.samples.conversions import as_complex, converted
 from strategies.opinfo.samples.dim_numbers import batch_dims, batch_dims_of_gradients, dim_numbers
 from strategies.opinfo.samples.index_classes import bounds, index_lists, left_out
 
-__all__ = ["INPUT_CLASSES", "InputClass"]
+__all__ = ["ASKING", "INPUT_CLASSES", "InputClass"]
 
 
 def _has_fixed_sizes(call: Call) -> bool:
@@ -597,3 +597,5 @@ INPUT_CLASSES = (
     InputClass("extents of rules", extent_branches, 6, samples=8, elements=True, evenly=True),
 )
 """The classes, each with its most telling changes first."""
+ASKING = (branches, argument_branches, extent_branches)
+"""Changes of classes that depend on what rules claim of calls, which takes long to ask."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -27,10 +27,11 @@ from strategies.opinfo.samples.fill_plans import (
 )
 from strategies.opinfo.samples.fills import SPECIAL_DRAWS, Chosen, Fill, Palette, with_specials
 from verifier.core.case import OpCase
+from verifier.processes.answers import ANSWERS
 from verifier.records.memory import with_strides
 from verifier.rules.samples import SampleOptions, Values
 
-__all__ = ["CallsAtSizes", "OpInfoSample", "read_by_strides"]
+__all__ = ["CallsAtSizes", "OpInfoSample", "changes_of", "read_by_strides"]
 
 _DIMS = ("dim", "dims", "dim0", "dim1", "axis")
 
@@ -228,6 +229,21 @@ class OpInfoSample:
                     call = prepared.call.with_leaves(self._leaves(prepared, 0, number, True))
                     self._takes_specials = self._takes_specials and attempt(call) is not None
         return self._takes_specials
+
+
+def changes_of(sample: OpInfoSample, changes: Callable[[Call], Iterable[Variation]]) -> list[Variation]:
+    """Return the changes of a call that depend on what rules claim, which is asked for one dtype alone, if it is kept.
+
+    A rule that claims something else of another dtype has such a change of the first dtype.
+    """
+    if not ANSWERS.kept:
+        return list(changes(sample.first))
+    shapes = tuple(tuple(tensor.shape) for tensor in sample.first.tensors)
+    key = changes.__qualname__, sample.op, sample.origin, shapes
+    if key not in ANSWERS.here:
+        ANSWERS.here[key] = list(changes(sample.first))
+    found: list[Variation] = ANSWERS.here[key]
+    return found
 
 
 def read_by_strides(call: Call) -> Call:

@@ -41,7 +41,7 @@ def lost_rules(plan: RulesPlan, now: RuleTable) -> tuple[RuleChange, ...]:
     flat = tuple(mesh for mesh in plan.check.meshes if mesh.ndim == 1)
     check = replace(plan.check, meshes=flat, beyond=(), sizes=1, samples_called_again=0, tried=False)
     plan = replace(plan, check=check)
-    targets = [target for target in plan.targets if _op(target).startswith(OF_TORCH)]
+    targets = [target for target in plan.targets if _op(target).startswith(OF_TORCH) and _op(target) in now.overloads]
     before = _claimed(plan, targets, alone=True)
     seem = {change.op for change in _lost(before, now)}
     again = [target for target in targets if _op(target) in seem]
