@@ -28,12 +28,12 @@ BY_KEYWORD = {"input_kwarg_layouts": {"input": Replicate()}, "desired_input_kwar
 Program = Callable[..., Any]
 
 MUTANTS: dict[Callable[[], None], tuple[Program, tuple[object, ...], int]] = {
+    style_mutants.inputs_by_keyword_forgotten: (styles.called_by_keyword, ("PrepareModuleInput", BY_KEYWORD), 1),
     style_mutants.inputs_negated: (
         styles.laid_out_otherwise,
         ("PrepareModuleInput", Shard(0), Replicate(), Shard(0), True),
         1,
     ),
-    style_mutants.inputs_by_keyword_forgotten: (styles.called_by_keyword, ("PrepareModuleInput", BY_KEYWORD), 1),
     style_mutants.products_mapped_twice: (styles.mapped, ("list", [Shard(0)]), 2),
     style_mutants.sums_registered_as_averages: (styles.registered, ("int", 0, 1), 1),
     style_mutants.exponentials_forgotten: (styles.asked_for_explicitly, ("torch.exp", []), 1),
