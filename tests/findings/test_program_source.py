@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
+import time
+from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from pkgutil import iter_modules
 
 import torch
 
 from strategies import chains
-from verifier.findings.script.source import needs_its_module, program_source
+from verifier.findings.script.source import needs_its_module, parsed, program_source
 
 
 def halved(values: torch.Tensor) -> torch.Tensor:
@@ -55,3 +58,21 @@ def test_programs_of_chains_need_torch_alone() -> None:
     ]
     assert len(calls) > 30
     assert [call for call in calls if needs_its_module(call)] == []
+
+
+def test_sources_are_parsed_by_several_threads_though_others_run_meanwhile() -> None:
+    def run_others(*_: object) -> None:
+        time.sleep(0)
+
+    def parse() -> int:
+        return len(parsed("x = [1, 2, (3, 4)]\n" * 300).body)
+
+    before = gc.get_threshold()
+    gc.callbacks.append(run_others)
+    gc.set_threshold(50)
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            assert [*pool.map(lambda _: parse(), range(8))] == [300] * 8
+    finally:
+        gc.set_threshold(*before)
+        gc.callbacks.remove(run_others)

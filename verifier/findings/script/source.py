@@ -10,6 +10,7 @@ import keyword
 import re
 import sys
 import textwrap
+import threading
 from collections.abc import Callable, Mapping
 from importlib import resources
 from pathlib import Path
@@ -29,6 +30,7 @@ __all__ = [
     "called_as",
     "is_program",
     "needs_its_module",
+    "parsed",
     "program_source",
     "source_folder",
     "stand_in_source",
@@ -36,12 +38,24 @@ __all__ = [
 ]
 
 
+_PARSING = threading.Lock()
+
+
+def parsed(text: str) -> ast.Module:
+    """Return the tree of a source, in one thread at a time: Python 3.11 counts the depths of all threads in one place.
+
+    Another thread may run meanwhile, as soon as the garbage collector calls back.
+    """
+    with _PARSING:
+        return ast.parse(text)
+
+
 @functools.cache
 def _runtime() -> Mapping[str, tuple[str, frozenset[str]]]:
     """Return the runtime's definitions by name, in order: the source, and the names that the source looks up."""
     text = inspect.getsource(runtime)
     found = {}
-    for node in ast.parse(text).body:
+    for node in parsed(text).body:
         match node:
             case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
                 first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
@@ -126,7 +140,7 @@ def _stands_alone(function: FunctionType, known: dict[str, object]) -> bool:
     if function.__closure__ or function.__qualname__ != function.__name__ or hasattr(function, "__wrapped__"):
         return False
     try:
-        (defined,) = ast.parse(textwrap.dedent(inspect.getsource(function))).body
+        (defined,) = parsed(textwrap.dedent(inspect.getsource(function))).body
     except (OSError, SyntaxError, ValueError):  # made by exec, or one of several definitions on a line
         return False
     if not isinstance(defined, ast.FunctionDef) or defined.decorator_list:
@@ -210,7 +224,7 @@ def _source_of(module: str) -> str:
     text = inspect.getsource(sys.modules[module])
     lines: list[str | None] = list(text.splitlines())
     before = []
-    for place, node in enumerate(ast.parse(text).body):
+    for place, node in enumerate(parsed(text).body):
         match node:
             case ast.Expr(value=ast.Constant(value=str())) if place == 0:
                 pass
