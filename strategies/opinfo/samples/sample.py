@@ -11,7 +11,7 @@ import torch
 
 from strategies.opinfo.calls.by_op import Template
 from strategies.opinfo.calls.call import Call, attempt, parameters, quiet
-from strategies.opinfo.calls.op_facts import KEEP_VALUES, TRUSTING
+from strategies.opinfo.calls.op_facts import KEEP_VALUES, TRUSTING, WITH_ZEROS
 from strategies.opinfo.calls.op_names import base_of
 from strategies.opinfo.samples.argument_spellings import Variation
 from strategies.opinfo.samples.fill_plans import (
@@ -145,6 +145,8 @@ class OpInfoSample:
         leaves = refilled(prepared.call, prepared.fills, generator, draw)
         if self._strided:
             leaves = [_laid_out(leaf, like) for leaf, like in zip(leaves, prepared.call.leaves, strict=True)]
+        if base_of(self.op).rstrip("_") in WITH_ZEROS:
+            leaves = [_with_zeros(leaf, generator) for leaf in leaves]
         if special:
             for place, fill in prepared.fills.items():
                 if isinstance(fill, Palette | Chosen):
@@ -253,6 +255,12 @@ def _laid_out(leaf: object, like: object) -> object:
     if not isinstance(leaf, torch.Tensor) or not isinstance(like, torch.Tensor) or leaf.stride() == like.stride():
         return leaf
     return torch.empty_like(like, dtype=leaf.dtype).copy_(leaf)
+
+
+def _with_zeros(leaf: object, generator: torch.Generator) -> object:
+    if not isinstance(leaf, torch.Tensor) or leaf.dtype == torch.bool:
+        return leaf
+    return leaf.masked_fill(torch.randint(0, 3, leaf.shape, generator=generator) == 0, 0)
 
 
 def _tags(call: Call) -> frozenset[str]:
