@@ -23,7 +23,7 @@ from verifier.deriving.closing import Closed
 from verifier.deriving.derive import Derived, DeriveRequest, derivation
 from verifier.deriving.learning.evidence import CallEvidence, gather
 from verifier.deriving.learning.generalise import Derivation, generalise
-from verifier.deriving.learning.held_out import Here, crossed, refuting
+from verifier.deriving.learning.held_out import Asked, Here, Untried, crossed, other_flags, refuting
 from verifier.deriving.learning.isolated import Workshop
 from verifier.deriving.text import derivation_lines
 from verifier.deriving.writing.emitted_tests import text_of_test
@@ -170,7 +170,55 @@ def test_calls_of_rare_classes_refute_rules_and_need_no_explanation() -> None:
     assert "P(sum) -> P(sum)" not in said(generalise([*calls, refuting]))
 
 
+def test_flags_are_changed_in_calls_of_which_no_other_has_the_other_value() -> None:
+    kept, lost = (way(aten.amax.default, lambda tensor, a, b, c, k=k: (tensor(a, b), [1], k)) for k in (True, False))
+    single = way(aten.amax.default, lambda tensor, a, b, c: (tensor(a, b, c), [1], False))
+    calls = evidence(kept, lost, single)
+    changes = other_flags(calls, {call.origin for call in calls})
+    assert [(one.origin, one.name, one.value, one.rare) for one in changes] == [(single.origin, "keepdim", True, False)]
+
+
+def test_calls_that_have_no_dim_to_shard_are_not_asked_for_shards() -> None:
+    calls = evidence(
+        way(aten.bitwise_not.default, lambda tensor, a, b, c: (tensor(a, b).long(),)),
+        way(aten.bitwise_not.default, lambda tensor, a, b, c: (tensor().long(),)),
+    )
+    assert "S(d) -> S(d)" in said(generalise(calls))
+
+
+def test_changes_of_the_dims_of_one_call_show_a_rule_of_shards() -> None:
+    calls = evidence(
+        *(way(aten.cummax.default, lambda tensor, a, b, c, dim=dim: (tensor(a, b, c), dim)) for dim in (0, 1, 2))
+    )
+    of_one = [replace(call, origin=f"one, sample, {number}") for number, call in enumerate(calls)]
+    scalar = evidence(way(aten.cummax.default, lambda tensor, a, b, c: (tensor(), 0)))
+    made = generalise([*of_one, *scalar])
+    assert "S(d) -> S(d), S(d) if d not in dim_dims" in said(made)
+
+
+def test_placements_of_which_nothing_is_known_are_asked_for() -> None:
+    sample = way(aten.neg.default, lambda tensor, a, b, c: (tensor(a, b),))
+    untried = Untried(Here(sample, OPTIONS), frozenset({(Partial(),)}))
+    known, unknown = (
+        Asked(0, 0, OPTIONS.meshes[0], (inputs,), (Shard(0),), False) for inputs in (Partial(), Replicate())
+    )
+    assert untried.refuted([known, unknown]) == [unknown]
+    assert len(untried.calls()) == 6
+
+
 # ----------------------------------------------------------------------------------------------------------------- code
+def test_as_many_results_as_a_list_has_are_placed_alike() -> None:
+    op = aten.split_with_sizes.default
+    code = code_for(op, evidence(way(op, lambda tensor, a, b, c: (tensor(a, b + 2), [b, 2], 1))))
+    assert "rules.append([*[Shard(d)] * len(split_sizes), Shard(d)])" in code
+
+
+def test_conditions_and_loops_of_several_rules_are_written_once() -> None:
+    code = code_for(aten.sum.dim_IntList, reductions())
+    assert code.count("if not keepdim:") == code.count("if keepdim:") == 1
+    assert code.count("for d in range") == 3
+
+
 @pytest.mark.usefixtures("rules_taken_back")
 @pytest.mark.parametrize("target", [Target.SINGLE_DIM, Target.REGISTER_SHARDING])
 def test_the_code_registers_a_strategy_that_claims_the_rules(target: Target) -> None:

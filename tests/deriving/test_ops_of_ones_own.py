@@ -82,6 +82,27 @@ def blended(xs: list[torch.Tensor], weight: torch.Tensor) -> torch.Tensor:
 blended.register_fake(lambda xs, weight: torch.empty_like(xs[0]))
 verifier.samples("{space}::blended")(lambda: [([torch.randn(6, 4), torch.randn(6, 4)], torch.randn(6))])
 """
+SCALES = """
+import torch, verifier
+
+@torch.library.custom_op("{space}::scaled", mutates_args=())
+def scaled(x: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    return x * scales.repeat_interleave(32, -1)  # a scale of each block
+
+scaled.register_fake(lambda x, scales: torch.empty_like(x))
+verifier.samples("{space}::scaled")(lambda: [(torch.randn(6, 64), torch.randn(6, 2))])
+"""
+PAIRS = """
+import torch, verifier
+
+@torch.library.custom_op("{space}::pairs", mutates_args=())
+def pairs(x: torch.Tensor) -> torch.Tensor:
+    assert x.shape[0] % 2 == 0
+    return x[::2] + x[1::2]
+
+pairs.register_fake(lambda x: x.new_empty(x.shape[0] // 2))
+verifier.samples("{space}::pairs")(lambda: [(torch.randn(12),)])
+"""
 NO_ROWS = """
 import torch, verifier
 
@@ -126,6 +147,8 @@ EXAMPLES = {
     "centred": OPTIONAL,
     "blended": LIST,
     "halved": NO_ROWS,
+    "scaled": SCALES,
+    "pairs": PAIRS,
     "scale_": IN_PLACE,
     "weighted": BY_KEYWORD,
 }
@@ -175,6 +198,12 @@ def test_a_rule_holds_where_the_cut_falls_on_a_multiple_of_32(name: str, tmp_pat
     assert {rule.inputs for rule in confirmed(reports)} >= {("S(0)",), ("S(1)",)}
     at_any_cut = code.replace("length % block == 0", "True").replace("extent % (block * math.prod(sizes)) == 0", "True")
     assert [wrong for report in closed(op, at_any_cut) for wrong in report.wrong]
+
+
+@pytest.mark.parametrize(("name", "condition"), [("scaled", "(x, d, 32)"), ("pairs", "(x, d, 2)")])
+def test_extents_in_proportion_and_assertions_show_blocks(name: str, condition: str, tmp_path: Path) -> None:
+    _, code = derived(tmp_path, f"shown_by_{name}", name, Target.REGISTER_SHARDING)
+    assert f"_begin_at_multiples{condition}" in code
 
 
 def test_a_way_of_registering_that_sees_no_mesh_says_what_it_leaves_out(tmp_path: Path) -> None:

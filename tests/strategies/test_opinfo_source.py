@@ -319,6 +319,15 @@ def test_special_values() -> None:
     assert (torch.signbit(found) & (found == 0)).any()
 
 
+def test_values_next_to_others_are_compared_exactly() -> None:
+    assert all(drawn(sample).exact for sample in samples("nextafter"))
+
+
+def test_logical_ops_have_elements_that_are_zero() -> None:
+    (sample, *_) = [one for one in samples("logical_not") if first(drawn(one)).numel() > 1]
+    assert 0 < int((first(drawn(sample)) == 0).sum()) < first(drawn(sample)).numel()
+
+
 def test_a_threshold_whose_parts_round_is_not_compared_exactly() -> None:
     rounds = {}
     for sample in (*samples("nn.functional.threshold"), *samples("nn.functional.hardshrink")):

@@ -12,6 +12,7 @@ __all__ = [
     "SIZES",
     "UNINITIALISED",
     "UNIQUE_INDICES",
+    "WITH_ZEROS",
     "WRITE_ONLY",
 ]
 
@@ -54,6 +55,9 @@ UNINITIALISED = frozenset(
 
 NO_BACKWARD = {"_segment_reduce": "its kernel on CPU crashes for some of the samples (torch 2.13.0)"}
 """OpInfos whose backward pass is not run, with the reason."""
+
+WITH_ZEROS = frozenset({"logical_and", "logical_not", "logical_or", "logical_xor"})
+"""Bases of ops that ask which elements are 0, of which usual values have none: every third element is."""
 
 WRITE_ONLY = frozenset({"fill", "zero", "copy"})
 """Ops that write into their first argument and do not read it."""

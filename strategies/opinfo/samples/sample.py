@@ -11,7 +11,7 @@ import torch
 
 from strategies.opinfo.calls.by_op import Template
 from strategies.opinfo.calls.call import Call, attempt, parameters, quiet
-from strategies.opinfo.calls.op_facts import KEEP_VALUES, TRUSTING
+from strategies.opinfo.calls.op_facts import KEEP_VALUES, TRUSTING, WITH_ZEROS
 from strategies.opinfo.calls.op_names import base_of
 from strategies.opinfo.samples.argument_spellings import Variation
 from strategies.opinfo.samples.fill_plans import (
@@ -151,6 +151,8 @@ class OpInfoSample:
         seed = self._seed + size * 0x85EBCA6B + draw * 0xC2B2AE35 + special
         generator = self._row.generator.manual_seed(seed & 0x7FFF_FFFF_FFFF_FFFF)
         leaves = refilled(prepared.call, prepared.fills, generator, draw)
+        if base_of(self.op).rstrip("_") in WITH_ZEROS:
+            leaves = [_with_zeros(leaf, generator) for leaf in leaves]
         if special:
             for place, fill in prepared.fills.items():
                 if isinstance(fill, Palette | Chosen):
@@ -276,6 +278,12 @@ def _laid_out(leaf: object, like: object) -> object:
     if not isinstance(leaf, torch.Tensor) or not isinstance(like, torch.Tensor) or leaf.stride() == like.stride():
         return leaf
     return with_strides(leaf, like.stride())
+
+
+def _with_zeros(leaf: object, generator: torch.Generator) -> object:
+    if not isinstance(leaf, torch.Tensor) or leaf.dtype == torch.bool:
+        return leaf
+    return leaf.masked_fill(torch.randint(0, 3, leaf.shape, generator=generator) == 0, 0)
 
 
 def _tags(call: Call) -> frozenset[str]:
