@@ -14,7 +14,14 @@ import torch
 from strategies.opinfo.calls.call import Call
 from strategies.opinfo.calls.running import accepts
 from strategies.opinfo.samples.argument_spellings import Variation, with_value, with_values
-from strategies.opinfo.samples.branches import branches, claimed, extent_branches, near_numbers, without_tensors
+from strategies.opinfo.samples.branches import (
+    branches,
+    claimed,
+    extent_branches,
+    lengths_of_rule,
+    near_numbers,
+    without_tensors,
+)
 from verifier.torch_internals.amending.propagation import rule_function
 from verifier.torch_internals.amending.rule_code import constants_of_op, constants_of_rule
 from verifier.torch_internals.names import OpOverload
@@ -101,7 +108,9 @@ def _values(call: Call) -> Iterator[_Value]:
         default = argument.default_value if argument.has_default_value() else None
         given = call.values.get(argument.name, default)
         named = [default] * argument.has_default_value() + [None] * optional + [given is not True] * (kind == "bool")
-        for number, value in enumerate((*named, *_candidates(kind, given, constants))):
+        lengths = lengths_of_rule(call.op) if "Tensor" in kind and isinstance(given, list | tuple) and given else []
+        longer = [[*given, *given * length][:length] for length in lengths]  # type: ignore[misc, operator]
+        for number, value in enumerate((*named, *_candidates(kind, given, constants), *longer)):
             if not _alike(value, given):
                 change = partial(with_value, name=argument.name, value=value)
                 variation = Variation(f"{argument.name} is {_shown(value)}", change)

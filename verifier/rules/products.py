@@ -8,6 +8,7 @@ from functools import cached_property
 from itertools import product
 
 import torch
+from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
 from verifier.placements.algebra import sharded_dim, take_local
@@ -18,7 +19,9 @@ from verifier.rules.execute import tensor_groups
 from verifier.rules.options import DRAWS_FOR_MISSING
 from verifier.rules.results import Rule
 from verifier.rules.sample_on_mesh import SampleOnMesh
-from verifier.torch_internals.placements import Combination, masked_extent, placement_text
+from verifier.torch_internals.amending.rule_code import names_strided_shards
+from verifier.torch_internals.names import OpOverload
+from verifier.torch_internals.placements import Combination, masked_extent, placement_text, strided_shard
 
 __all__ = ["Products"]
 
@@ -59,6 +62,7 @@ class Products(SampleOnMesh):
             self._promised[combination] = _columns([ledger.products[rules[i]] for i in choice])
         combinations |= dict.fromkeys(self._mixed(rules, seed) if rules else ())
         combinations |= dict.fromkeys(self._enumerated(frozenset(rules), seed))
+        combinations |= dict.fromkeys(self._strided())
         return [
             (number, combination)
             for number, combination in enumerate(combinations)
@@ -192,6 +196,27 @@ class Products(SampleOnMesh):
         ]
         order = torch.randperm(len(found), generator=torch.Generator().manual_seed(seed)).tolist()
         return [found[number] for number in order[: self.ledger.options.products]]
+
+    def _strided(self) -> Iterator[Combination]:
+        """Yield combinations with a strided shard, for a strategy of the user's that names this placement.
+
+        One tensor, or all with its shape, is cut by the last mesh dim first, or by one mesh dim as if that were so.
+        """
+        op = self.call.op
+        if not (isinstance(op, OpOverload) and names_strided_shards(op)):
+            return
+        rest = (Replicate(),) * (self.mesh.ndim - 1)
+        for given in self.call.tensors[:1]:
+            for dim, extent in enumerate(given.shape):
+                factor = self.mesh.shape[-1]
+                if extent % self.mesh.world_size:
+                    continue
+                strided = strided_shard(dim, factor)
+                for placements in ((strided, *rest[1:], Shard(dim)), (strided, *rest)):
+                    yield tuple(
+                        placements if tensor.shape == given.shape else (Replicate(),) * self.mesh.ndim
+                        for tensor in self.call.tensors
+                    )
 
     def _is_possible(self, combination: Combination) -> bool:
         columns = [tuple((placements[mesh_dim],) for placements in combination) for mesh_dim in range(self.mesh.ndim)]

@@ -216,25 +216,23 @@ class SampleOnMesh(ABC):
                 yield replace(self._wrong(rule, combination, found), writes=True)
 
     def misdescribed(self) -> Iterator[WrongRule]:
-        """Yield how the fake kernel of an op of the user's describes other results than the op returns.
+        """Yield how the fake kernel of an op of the user's describes results of another shape than the op returns.
 
-        DTensor then gives them that shape and dtype, however they are placed.
+        DTensor then gives them that shape, however they are placed.
         """
         if self.ledger.sample.op.startswith(("aten.", "prims.")):
             return
         described = self.reader.of_fake_kernel()
-        results = [(tuple(t.shape), t.dtype) for t in self.reference.tensors[: self.reference.returned_tensors]]
+        results = self.reference.tensors[: self.reference.returned_tensors]
         if described is None or len(described) != len(results):
             return
-        for (shape, dtype), (real, of_real) in zip(described, results, strict=True):
-            if (shape, dtype) == (real, of_real):
-                continue
-            kind = VerdictKind.WRONG_SHAPE if shape != real else VerdictKind.WRONG_DTYPE
-            text = f"the fake kernel describes {dtype} {list(shape)}, and the op returns {of_real} {list(real)}"
-            whole = tuple((Replicate(),) for _ in self.call.tensors)
-            rule = Rule(self.ledger.sample.op, tuple(map(placement_text, whole)), ())
-            yield self._wrong(rule, whole, Mismatch(kind, text))
-            return
+        for number, (shape, result) in enumerate(zip(described, results, strict=True)):
+            if shape != tuple(result.shape):
+                text = f"output {number} has shape {list(result.shape)}, and the op's fake kernel says {list(shape)}"
+                whole = tuple((Replicate(),) for _ in self.call.tensors)
+                rule = Rule(self.ledger.sample.op, tuple(map(placement_text, whole)), ())
+                yield self._wrong(rule, whole, Mismatch(VerdictKind.WRONG_SHAPE, text))
+                return
 
     def _mismatch_with(self, args: Sequence[object]) -> Mismatch | None:
         """Return how the call on whole tensors differs with ``args``, in which slots stand for the tensors."""

@@ -11,7 +11,7 @@ import torch
 from strategies.opinfo.calls.call import Call, attempt, outcome, parameters, quiet
 from verifier.torch_internals.ops import fake_tensors
 
-__all__ = ["accepts", "copied", "same_as_fake", "survives", "undeclared_write"]
+__all__ = ["accepts", "copied", "has_other_shapes", "same_as_fake", "survives", "undeclared_write"]
 
 _LONGEST = 5
 """Seconds after which a call counts as one that does not come back."""
@@ -48,14 +48,32 @@ def survives(call: Call) -> bool:
 
 def same_as_fake(call: Call, results: list[torch.Tensor]) -> bool | None:
     """Return whether the op on fake tensors has results of these shapes and dtypes; None if it fails on them."""
+    made = _on_fake_tensors(call)
+    return None if made is None else _described(made) == _described(results)
+
+
+def has_other_shapes(call: Call) -> bool:
+    """Return whether the op takes the call, and has results of other shapes, but not dtypes, on fake tensors."""
+    with quiet():
+        results = attempt(copied(call))
+    made = None if results is None else _on_fake_tensors(call)
+    if made is None or results is None or len(made) != len(results):
+        return False
+    return [t.dtype for t in made] == [t.dtype for t in results] and _described(made) != _described(results)
+
+
+def _on_fake_tensors(call: Call) -> list[torch.Tensor] | None:
     with quiet():
         try:
             with fake_tensors() as fake:
                 leaves = [fake(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in call.leaves]
-                made = outcome(call.with_leaves(leaves))
+                return outcome(call.with_leaves(leaves))
         except Exception:  # noqa: BLE001 - the user's fake kernel may raise anything, and there may be none
             return None
-    return [(tuple(t.shape), t.dtype) for t in made] == [(tuple(t.shape), t.dtype) for t in results]
+
+
+def _described(tensors: list[torch.Tensor]) -> list[tuple[tuple[int, ...], torch.dtype]]:
+    return [(tuple(tensor.shape), tensor.dtype) for tensor in tensors]
 
 
 def undeclared_write(call: Call) -> str:

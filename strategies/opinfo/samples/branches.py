@@ -17,16 +17,18 @@ from strategies.opinfo.calls.checked import is_trusting, is_unchecked
 from strategies.opinfo.calls.running import survives
 from strategies.opinfo.samples.argument_spellings import DIMS, Variation, with_value, with_values
 from strategies.opinfo.samples.conversions import converted
-from strategies.opinfo.samples.extents import Extents
+from strategies.opinfo.samples.extents import Extents, Group
 from verifier.core.case import OpCase
 from verifier.records.memory import with_strides
 from verifier.rules.claims import claims_and_failures
 from verifier.torch_internals.amending.propagation import is_torchs
 from verifier.torch_internals.amending.rule_code import constants_of_rule, reads_strides
+from verifier.torch_internals.names import OpOverload
 
 __all__ = [
     "argument_branches",
     "branches",
+    "broadcast_extents",
     "claimed",
     "equal_numbers",
     "extent_branches",
@@ -57,6 +59,8 @@ _KINDS = {"dtype", "out_dtype", "layout", "device", "memory_format", "pin_memory
 _COUNTS = ("group", "num", "size", "stride", "dilation", "heads", "factor", "step", "N", "C", "HxW")
 """Parts of the names of arguments by which kernels divide, some without a look at them: 0 would end the process."""
 _MOST_OPTIONAL = 4
+_MOST_SHARED = 4
+_MOST_LENGTHS, _LONGEST_LIST = 2, 12
 _MOST_CONSTANTS = 8
 _LARGEST = 64
 """Larger integers in the code of a rule are not given as arguments: an extent of that size would take long."""
@@ -180,15 +184,57 @@ def extent_branches(call: Call) -> Iterator[Variation]:
     usual, extents = claimed(call), Extents.of(call)
     others = sorted({extents.extent(group) for group in extents.groups})
     near += [new for one in others for new in (one, 2 * one, one // 2) if 0 < new <= _LARGEST]
-    for number, group in enumerate(extents.groups):
+    for number, group in enumerate(_alone_too(extents)):
         for extent in dict.fromkeys(near):
             if extent != extents.extent(group) and claimed(extents.other(group, extent)) - usual:
                 yield Variation(f"extent {number} is {extent}", partial(_with_extent, number, extent))
 
 
+def broadcast_extents(call: Call) -> Iterator[Variation]:
+    """Yield the calls in which a tensor lacks its first dim and two extents are equal, if rules claim more there.
+
+    A rule may take a dim for another one that has the same extent.
+    """
+    if is_torchs(call.op) or is_unchecked(call) or len(call.tensors) < 2:
+        return
+    for number in range(len(call.tensors)):
+        fewer = _without_first(number, call)
+        if fewer is None or (usual := claimed(fewer)) == claimed(None):
+            continue
+        extents = Extents.of(fewer)
+        equal = sorted({extents.extent(group) for group in extents.groups})
+        for place, group in enumerate(extents.groups):
+            for extent in equal:
+                if extent != extents.extent(group) and claimed(extents.other(group, extent)) - usual:
+                    change = partial(_broadcast_with_extent, number, place, extent)
+                    yield Variation(f"tensor {number} without its first dim, extent {place} is {extent}", change)
+
+
+def _without_first(number: int, call: Call) -> Call | None:
+    return call.with_tensors((number,), lambda one: one[0].clone() if one.ndim and len(one) else None)
+
+
+def _broadcast_with_extent(number: int, place: int, extent: int, call: Call) -> Call | None:
+    fewer = _without_first(number, call)
+    return None if fewer is None else _with_extent(place, extent, fewer)
+
+
+def lengths_of_rule(op: OpOverload) -> list[int]:
+    """Return lengths of lists at which a rule may branch: the whole numbers in its code, and one more."""
+    found = sorted(one for one in constants_of_rule(op) if type(one) is int and 2 < one <= _LONGEST_LIST)
+    return [length for one in found[:_MOST_LENGTHS] for length in (one, one + 1)]
+
+
+def _alone_too(extents: Extents) -> list[Group]:
+    """Return the places of each extent, and then each of several places alone: a rule may compare them."""
+    shared = [group for group in extents.groups if len(group) > 1]
+    return [*extents.groups, *((place,) for group in shared[:_MOST_SHARED] for place in group[:_MOST_SHARED])]
+
+
 def _with_extent(number: int, extent: int, call: Call) -> Call | None:
     extents = Extents.of(call)
-    return extents.other(extents.groups[number], extent) if number < len(extents.groups) else None
+    groups = _alone_too(extents)
+    return extents.other(groups[number], extent) if number < len(groups) else None
 
 
 def tied_ones(call: Call) -> Iterator[Variation]:

@@ -14,7 +14,7 @@ from strategies.opinfo.calls.call import Call, parameters
 from strategies.opinfo.calls.running import accepts
 from strategies.opinfo.samples.argument_spellings import Variation
 
-__all__ = ["Extents", "rare_extents"]
+__all__ = ["Extents", "Group", "rare_extents"]
 
 Place = tuple[int, int]
 """A leaf of the call, and a tensor dim of it."""

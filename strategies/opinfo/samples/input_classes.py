@@ -21,14 +21,17 @@ from strategies.opinfo.samples.argument_spellings import Variation, equivalent_d
 from strategies.opinfo.samples.branches import (
     argument_branches,
     branches,
+    broadcast_extents,
     equal_numbers,
     extent_branches,
+    lengths_of_rule,
     tied_ones,
     without_tensors,
 )
 from strategies.opinfo.samples.conversions import as_complex, converted
 from strategies.opinfo.samples.dim_numbers import batch_dims, batch_dims_of_gradients, dim_numbers
 from strategies.opinfo.samples.index_classes import bounds, index_lists, left_out
+from verifier.torch_internals.amending.propagation import is_torchs
 
 __all__ = ["ASKING", "INPUT_CLASSES", "InputClass"]
 
@@ -371,13 +374,17 @@ def _first_of_batch(tensor: torch.Tensor) -> torch.Tensor | None:
 
 
 def list_lengths(call: Call) -> Iterator[Variation]:
-    """Yield lists of three tensors and of four: torch's samples of ``cat`` have at most two."""
+    """Yield lists of three tensors and of four, as torch's samples of ``cat`` have at most two; then others.
+
+    Those others have the lengths that stand in the code of a rule of the user's.
+    """
     if _has_fixed_sizes(call):
         return
+    lengths = (3, 4) if is_torchs(call.op) else (3, 4, *lengths_of_rule(call.op))
     for parameter in parameters(call.op):
         given = call.values.get(parameter.name)
         if parameter.type == "List[Tensor]" and isinstance(given, list | tuple) and given:
-            for wanted in (3, 4):
+            for wanted in dict.fromkeys(lengths):
                 if wanted > len(given):
                     yield Variation(f"{wanted} {parameter.name}", partial(_with_more, parameter.name, wanted))
 
@@ -386,7 +393,7 @@ def _with_more(name: str, wanted: int, call: Call) -> Call | None:
     given = call.values[name]
     assert isinstance(given, list | tuple)
     others = [tensor.flatten().roll(1).reshape(tensor.shape) for tensor in given]
-    return with_value(call, name, [*given, *others * 3][:wanted])
+    return with_value(call, name, [*given, *others * wanted][:wanted])
 
 
 def negative_dims(call: Call) -> Iterator[Variation]:
@@ -583,7 +590,7 @@ INPUT_CLASSES = (
     InputClass("several dims", several_dims, 2),
     InputClass("flags", flags, 5),
     InputClass("numbers of dims", numbers_of_dims, 4),
-    InputClass("lengths of lists", list_lengths, 2, samples=3),
+    InputClass("lengths of lists", list_lengths, 4, samples=3),
     InputClass("steps", steps, 2),
     InputClass("bounds", bounds, 4),
     InputClass("index lists", index_lists, 6),
@@ -595,7 +602,8 @@ INPUT_CLASSES = (
     InputClass("optional tensors left out", without_tensors, 8, samples=4, elements=True),
     InputClass("tied extents of 1", _tied, 3, samples=3, elements=True),
     InputClass("extents of rules", extent_branches, 6, samples=8, elements=True, evenly=True),
+    InputClass("extents of broadcasts", broadcast_extents, 3, samples=6, elements=True, evenly=True),
 )
 """The classes, each with its most telling changes first."""
-ASKING = (branches, argument_branches, extent_branches)
+ASKING = (branches, argument_branches, extent_branches, broadcast_extents)
 """Changes of classes that depend on what rules claim of calls, which takes long to ask."""

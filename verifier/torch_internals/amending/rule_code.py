@@ -15,7 +15,14 @@ from torch.distributed.tensor import DTensor
 from verifier.torch_internals.ops import definition_of
 from verifier.torch_internals.registries import registries_of_rules
 
-__all__ = ["constants_of_op", "constants_of_rule", "may_follow_hashes", "names_of_mesh_dims", "reads_strides"]
+__all__ = [
+    "constants_of_op",
+    "constants_of_rule",
+    "may_follow_hashes",
+    "names_of_mesh_dims",
+    "names_strided_shards",
+    "reads_strides",
+]
 
 _MOST_ENTRIES = 64
 """A larger table in a module of the user's is no list of constants."""
@@ -85,6 +92,11 @@ def _follows_hashes(function: object, seen: set[object]) -> bool:
 def reads_strides(op: OpOverload) -> bool:
     """Return whether the rule of ``op``, or a function of the user's that it names, names anything like strides."""
     return any(part in name for name in _names_of_rule(op) for part in _OF_MEMORY)
+
+
+def names_strided_shards(op: OpOverload) -> bool:
+    """Return whether the rule of ``op``, or a function of the user's that it names, names strided shards."""
+    return "_StridedShard" in _names_of_rule(op)
 
 
 def names_of_mesh_dims(op: OpOverload) -> list[str] | None:
