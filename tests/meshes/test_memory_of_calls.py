@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -21,11 +22,18 @@ from verifier.meshes.worker import REMEMBERED_TRIALS
 
 pytestmark = pytest.mark.ranks
 
+FEW = 60
+"""After so many trials the ranks here forget, so that the test need not run thousands."""
+FORGETFUL = f"from verifier.meshes import worker\n\nworker.REMEMBERED_TRIALS = {FEW}\n"
 
-def test_ranks_do_not_remember_calls_for_ever(caplog: pytest.LogCaptureFixture) -> None:
+
+def test_ranks_do_not_remember_calls_for_ever(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """DTensor's caches have no limit."""
-    trials = [trial("S(0)")] * REMEMBERED_TRIALS
-    with caplog.at_level("INFO", logger="verifier"), Pool(PoolKey.of(MESH)) as pool:
+    assert FEW < REMEMBERED_TRIALS <= 5000
+    file = tmp_path / "forgetful.py"
+    file.write_text(FORGETFUL)
+    trials = [trial("S(0)")] * FEW
+    with caplog.at_level("INFO", logger="verifier"), Pool(PoolKey.of(MESH), [str(file)]) as pool:
 
         def said_after(count: int) -> list[str]:
             """Return what ranks have said so far that they forget, once so many more trials are done, and one more."""
@@ -33,11 +41,11 @@ def test_ranks_do_not_remember_calls_for_ever(caplog: pytest.LogCaptureFixture) 
                 assert {observation.fate for observation in pool.run(some)} == {Fate.COMPLETED}
             return [text for text in map(logging.LogRecord.getMessage, caplog.records) if "forgets" in text]
 
-        assert said_after(REMEMBERED_TRIALS - 2) == []
+        assert said_after(FEW - 2) == []
         said = said_after(1)
         assert said_after(1) == said
     assert sorted(text.partition(":")[0] for text in said) == ["rank 0", "rank 1"]
-    wanted = rf"rank \d: forgets [1-9]\d* redistributions after {REMEMBERED_TRIALS} trials"
+    wanted = rf"rank \d: forgets [1-9]\d* redistributions after {FEW} trials"
     assert [text for text in said if not re.fullmatch(wanted, text)] == []
 
 

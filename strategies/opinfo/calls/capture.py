@@ -38,10 +38,18 @@ class Origin:
     occurrence: int
 
 
-@cache
 def entries_of(row: str) -> tuple[tuple[int, Any], ...]:
     """Return the OpInfos called ``row``, with their index in :func:`opinfo_entries`."""
-    return tuple((place, entry) for place, entry in enumerate(opinfo_entries()) if entry.name == row)
+    return _entries().get(row, ())
+
+
+@cache
+def _entries() -> dict[str, tuple[tuple[int, Any], ...]]:
+    """Return the OpInfos by name, and not by a search for each name: that takes 0.7 s for all names."""
+    found: dict[str, tuple[tuple[int, Any], ...]] = {}
+    for place, entry in enumerate(opinfo_entries()):
+        found[entry.name] = (*found.get(entry.name, ()), (place, entry))
+    return found
 
 
 @cache_by_rules
