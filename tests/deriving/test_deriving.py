@@ -23,7 +23,15 @@ from verifier.deriving.closing import Closed
 from verifier.deriving.derive import Derived, DeriveRequest, derivation
 from verifier.deriving.learning.evidence import CallEvidence, gather
 from verifier.deriving.learning.generalise import Derivation, generalise
-from verifier.deriving.learning.held_out import Asked, Here, Untried, crossed, other_flags, refuting
+from verifier.deriving.learning.held_out import (
+    Asked,
+    Here,
+    Untried,
+    crossed,
+    other_flags,
+    refuting,
+    without_zero_factors,
+)
 from verifier.deriving.learning.isolated import Workshop
 from verifier.deriving.text import derivation_lines
 from verifier.deriving.writing.emitted_tests import text_of_test
@@ -176,6 +184,16 @@ def test_flags_are_changed_in_calls_of_which_no_other_has_the_other_value() -> N
     calls = evidence(kept, lost, single)
     changes = other_flags(calls, {call.origin for call in calls})
     assert [(one.origin, one.name, one.value, one.rare) for one in changes] == [(single.origin, "keepdim", True, False)]
+
+
+def test_what_is_multiplied_by_zero_needs_no_explanation() -> None:
+    by = [
+        way(aten.add.Tensor, lambda tensor, a, b, c: (tensor(a, b), tensor(a, b)), alpha=alpha) for alpha in (0, 2, 3)
+    ]
+    calls = without_zero_factors(evidence(*by))
+    assert [call.rare for call in calls] == [True, False, False]
+    assert [call.rare for call in without_zero_factors(calls[:1])] == [True]
+    assert not any(call.rare for call in without_zero_factors(evidence(by[0])))
 
 
 def test_calls_that_have_no_dim_to_shard_are_not_asked_for_shards() -> None:

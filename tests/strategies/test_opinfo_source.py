@@ -328,6 +328,12 @@ def test_logical_ops_have_elements_that_are_zero() -> None:
     assert 0 < int((first(drawn(sample)) == 0).sum()) < first(drawn(sample)).numel()
 
 
+def test_rounding_changes_what_it_is_given() -> None:
+    cases = [drawn(sample) for sample in samples("round", "aten.round.decimals")]
+    for case in (case for case in cases if case.kwargs["decimals"]):
+        assert not torch.equal(torch.round(first(case), **case.kwargs), first(case))
+
+
 def test_a_threshold_whose_parts_round_is_not_compared_exactly() -> None:
     rounds = {}
     for sample in (*samples("nn.functional.threshold"), *samples("nn.functional.hardshrink")):

@@ -19,7 +19,7 @@ from verifier.deriving.learning.emptied import told_apart
 from verifier.deriving.learning.evidence import CallEvidence, leaves_open
 from verifier.deriving.learning.generalise import Derivation, generalise
 from verifier.deriving.learning.gradients import has_gradients
-from verifier.deriving.learning.held_out import HeldOut, Untried, changes, other_flags, refuting
+from verifier.deriving.learning.held_out import HeldOut, Untried, changes, other_flags, refuting, without_zero_factors
 from verifier.deriving.learning.isolated import Gathered, Listed, SamplePool, Samples, Workshop
 from verifier.deriving.writing.emitted_tests import text_of_test
 from verifier.deriving.writing.mutants import tried_mutants
@@ -193,8 +193,8 @@ def derivation(request: DeriveRequest, shop: Workshop | None = None) -> tuple[li
     known = {one.origin: one for one in listed}
     flags = [replace(known[one.origin], change=one) for one in other_flags([call for call, _ in gathered], known)]
     gathered += _gathered(flags, samples, with_elements, gradients)
-    calls = [call for call, _ in gathered]
-    blocks = {id(call): some for call, some in gathered if some}
+    calls = without_zero_factors([call for call, _ in gathered])
+    blocks = {id(call): some for call, (_, some) in zip(calls, gathered, strict=True) if some and not call.rare}
     options = with_elements if gradients else replace(with_elements, emptied=None)  # local_map is for even shards
     if not blocks and not any(call.holding for call in calls):
         why = "; ".join(dict.fromkeys(one.why_not for one in listed if one.why_not)) or (

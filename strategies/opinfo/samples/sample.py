@@ -153,6 +153,8 @@ class OpInfoSample:
         leaves = refilled(prepared.call, prepared.fills, generator, draw)
         if base_of(self.op).rstrip("_") in WITH_ZEROS:
             leaves = [_with_zeros(leaf, generator) for leaf in leaves]
+        if self.op.startswith("aten.round") and (decimals := prepared.call.values.get("decimals")):
+            leaves = [_with_digits(leaf, decimals) for leaf in leaves]
         if special:
             for place, fill in prepared.fills.items():
                 if isinstance(fill, Palette | Chosen):
@@ -284,6 +286,13 @@ def _with_zeros(leaf: object, generator: torch.Generator) -> object:
     if not isinstance(leaf, torch.Tensor) or leaf.dtype == torch.bool:
         return leaf
     return leaf.masked_fill(torch.randint(0, 3, leaf.shape, generator=generator) == 0, 0)
+
+
+def _with_digits(leaf: object, decimals: object) -> object:
+    """Return a tensor of numbers that rounding to so many decimals changes."""
+    if not isinstance(leaf, torch.Tensor) or not isinstance(decimals, int):
+        return leaf
+    return leaf * (10.0 ** max(0, -decimals) / 3)
 
 
 def _tags(call: Call) -> frozenset[str]:

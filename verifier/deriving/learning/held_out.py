@@ -39,6 +39,7 @@ __all__ = [
     "emptying_meshes",
     "other_flags",
     "refuting",
+    "without_zero_factors",
 ]
 
 _DRAWS = 2
@@ -49,6 +50,7 @@ _MOST_RANKS = 16
 
 _MOST_CROSSED = 16
 """So many calls get another value of an argument."""
+_FACTORS = ("alpha", "beta", "value")
 _MOST_FLAGS = 4
 """So many calls get the other value of a flag."""
 
@@ -134,6 +136,15 @@ def changes(calls: Sequence[CallEvidence], origins: Container[str]) -> list[Chan
         ]
         found += here[:: math.ceil(len(here) / _MOST_CROSSED) or 1]
     return found
+
+
+def without_zero_factors(calls: Sequence[CallEvidence]) -> list[CallEvidence]:
+    """Return the calls; those with a factor of 0 are rare, if others have another one.
+
+    What is multiplied by 0 does not matter, so that it may have any placement, and no rule is worth having for that.
+    """
+    names = [name for name in _FACTORS if any(not call.rare and call.values.get(name, 0) != 0 for call in calls)]
+    return [replace(call, rare=call.rare or any(call.values.get(name) == 0 for name in names)) for call in calls]
 
 
 def other_flags(calls: Sequence[CallEvidence], origins: Container[str]) -> list[Change]:

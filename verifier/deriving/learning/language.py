@@ -228,9 +228,9 @@ def dims_of_results(calls: Sequence[CallEvidence], pivot: int) -> Iterator[Dim]:
             yield Dim(text, lambda scope, one=one, other=other: _swapped(scope, one, other))  # type: ignore[misc]
     for slot in calls[0].slots:
         if slot != calls[0].slots[pivot]:
-            yield Dim(f"d + {slot}_ndim - 1", lambda scope, slot=slot: scope.d + scope.ndim_of(slot) - 1)  # type: ignore[misc]
             text = f"d + {slot}_ndim - {calls[0].slots[pivot]}_ndim"
             yield Dim(text, lambda scope, slot=slot: scope.d + scope.ndim_of(slot) - scope.ndim)  # type: ignore[misc]
+            yield Dim(f"d + {slot}_ndim - 1", lambda scope, slot=slot: scope.d + scope.ndim_of(slot) - 1)  # type: ignore[misc]
     yield Dim("d + 1", lambda scope: scope.d + 1)
     yield Dim("d - 1", lambda scope: scope.d - 1)
     for number in (0, 1, 2):
@@ -334,6 +334,8 @@ def _tests_of_call(calls: Sequence[CallEvidence]) -> Iterator[Test]:
         few = len(set(kinds)) <= len(_NUMBERS)
         for value in (kind for kind in dict.fromkeys(kinds) if few or kind in _SPECIAL):
             yield Test(f"{name} == {value!r}", lambda s, name=name, value=value: s.call.values[name] == value)  # type: ignore[misc]
+    for one, other in itertools.permutations(calls[0].slots, 2):
+        yield Test(f"{one}_ndim >= {other}_ndim", lambda s, a=one, b=other: s.ndim_of(a) >= s.ndim_of(b))  # type: ignore[misc]
     for place, slot in enumerate(calls[0].slots):
         if any(call.lengths[place] > 1 for call in calls):
             yield Test(f"len({slot}) == 1", lambda s, n=place: s.call.lengths[n] == 1)  # type: ignore[misc]
