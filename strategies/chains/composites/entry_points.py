@@ -120,6 +120,7 @@ def _inference(b: Building) -> None:
         ("torch.t",), ("torch.transpose", 0, 1), ("torch.unsqueeze", 0), ("torch.select", 0, 0), ("torch.detach",),
         ("torch.split", 1, 1), ("torch.permute", [1, 0]), ("torch.narrow", 1, 0, 1),
         ("torch.mul", 2), ("torch.sum", 0), ("torch.softmax", -1), ("torch.clone",), ("torch.nn.functional.relu",),
+        ("torch.ops.aten.to.dtype_layout",),
     )  # fmt: skip
     b.program(f"{_PROGRAMS}inferred", path, given)
 

@@ -110,7 +110,7 @@ REMEDIES = (
         "ask the schema of an op whether it has outputs among its arguments, not whether the name of its overload "
         "contains out, as dtype_layout does (the dispatch of DTensor in C++)",
         lambda: handled(_CONVERSION, _CONVERSION.decompose),
-        ("composite.transformed", "aten.to.dtype_layout"),
+        ("composite.inference", "composite.transformed", "aten.to.dtype_layout"),
         _CRASH,
     ),
 )
