@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
 from strategies.remedies.placing import VALUES, has_uneven_shards, is_sharded, local_shapes, shard_dims
 from verifier.execution.remedies import Remedy
 from verifier.torch_internals.amending.propagation import Decision, Placed, refused_first, replicated_first, vetoed
+from verifier.torch_internals.amending.registrations import unsized_results_refused
 from verifier.torch_internals.amending.watching import locals_measured
 
 __all__ = ["REMEDIES"]
@@ -29,6 +32,17 @@ _SIZED_BY_VALUES = (
 """Overloads with the tag ``dynamic_output_shape`` that fail on fake tensors whatever they get, and composite ones that
 call them.
 """
+
+
+@contextmanager
+def _sizes_decided_by_no_values() -> Iterator[None]:
+    first = refused_first(
+        ("aten.index.Tensor", *_SIZED_BY_VALUES),
+        lambda one: one.op != "aten.index.Tensor" or bool(_masks(one)),
+        "takes no values that decide about a size",
+    )
+    with first, unsized_results_refused():
+        yield
 
 
 def _leaves_a_rank_empty(decision: Decision) -> bool:
@@ -188,14 +202,11 @@ REMEDIES = (
         "masks-without-a-size",
         "refuse an index that is a mask, and ops such as nonzero, because the size of the result depends on values "
         "(ShardingPropagator._propagate_tensor_meta_non_cached in _sharding_prop.py)",
-        lambda: refused_first(
-            ("aten.index.Tensor", *_SIZED_BY_VALUES),
-            lambda one: one.op != "aten.index.Tensor" or bool(_masks(one)),
-            "takes no values that decide about a size",
-        ),
+        _sizes_decided_by_no_values,
         ("aten.index.Tensor", "aten.embedding_backward.*", "aten.embedding.*", *_SIZED_BY_VALUES),
         frozenset({"CRASH"}),
         refuses=True,
+        beside_rules=True,
     ),
     Remedy(
         "indices-cut-apart",

@@ -156,6 +156,14 @@ def test_the_line_of_the_users_that_raised_is_said(source: str, said: str, tmp_p
     sys.modules.pop("user_helper", None)
 
 
+def test_a_file_of_a_package_that_imports_its_neighbours_is_named_as_a_module(package: Path) -> None:
+    file = package / "kernels" / "sums.py"
+    file.write_text("from .rows import done\n")
+    with pytest.raises(ImportFailedError, match=r"; name it as a module: --import my_rules\.kernels\.sums \("):
+        run_imports([str(file)])
+    sys.path.remove(str(file.parent))
+
+
 def test_a_name_that_nothing_has_is_said_without_a_line_of_ours() -> None:
     with pytest.raises(ImportFailedError) as raised:
         run_imports(["no_such_module_here"])

@@ -15,6 +15,7 @@ from torch_versions import needs_torch
 
 from verifier.core.case import MeshSpec, OpCase, Trial
 from verifier.core.verdict import VerdictKind
+from verifier.execution.imports import run_file
 from verifier.findings.torchs_own import mended_beside_rules
 from verifier.gate.baseline import load_baseline
 from verifier.meshes.pool import Pool, PoolSet
@@ -83,6 +84,23 @@ LIBRARY.impl("weighted", lambda x, *, w: (x * w).sum(-1), "CompositeExplicitAuto
 @register_single_dim_strategy(torch.ops.torchs_own.weighted.default)
 def weighted(op, args, kwargs):
     return [[OUTPUT, Shard(1), Shard(0)]]
+"""
+
+
+KEPT = """
+import torch
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.experimental import register_sharding
+
+@torch.library.custom_op("torchs_own::kept", mutates_args=())
+def kept(x: torch.Tensor) -> torch.Tensor:
+    return x[x > 0]
+
+@kept.register_fake
+def _(x):
+    return x.new_empty(torch.library.get_ctx().new_dynamic_size())
+
+register_sharding(kept._opoverload)(lambda x: [([Replicate()], [Replicate()])])
 """
 
 
@@ -158,6 +176,19 @@ def test_no_strategy_is_to_blame_where_torch_keeps_no_rule_but_one_that_lists_no
         assert judge(pools.run_alone(trial), make_reference(case)).kind is VerdictKind.CRASH
     finding = make_finding("a000", op=case.op, verdict="CRASH", trial=trial_record(trial))
     assert mended_beside_rules((), [finding], [str(file)]) == mended
+
+
+@pytest.mark.usefixtures("rules_taken_back")
+def test_a_strategy_of_an_op_whose_result_has_a_size_of_its_own_is_not_to_blame(tmp_path: Path) -> None:
+    """DTensor computes the sizes of results on fake tensors, and raises before it asks for rules."""
+    file = tmp_path / "rules.py"
+    file.write_text(KEPT)
+    run_file(file)
+    op = "torchs_own.kept.default"
+    case = OpCase(op, f"torch.ops.{op}", (torch.tensor([1.0, 0.0]),), {}, "own")
+    trial = Trial(case, MeshSpec((2,)), ((Replicate(),),))
+    finding = make_finding("a000", op=op, verdict="CRASH", trial=trial_record(trial))
+    assert mended_beside_rules([finding], (), [str(file)]) == {"a000": "masks-without-a-size"}
 
 
 @pytest.fixture(scope="session")

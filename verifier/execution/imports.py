@@ -120,6 +120,8 @@ def run_imports(names: Sequence[str]) -> list[str]:
             except BaseException as error:
                 text = error.msg if isinstance(error, SyntaxError) and _place(error) else error
                 said = f"{type(error).__name__}: {text}".removesuffix(": ")
+                if isinstance(error, ImportError) and "no known parent package" in said and name.endswith(".py"):
+                    said += f"; name it as a module: --import {_module_of_package(Path(name))}"
                 raise ImportFailedError(f"--import {name}: {said}{_where(error)}") from error
             finally:
                 _running.pop()
@@ -189,6 +191,16 @@ def patterns_of_imports(patterns: Sequence[str], imports: Sequence[str], only: S
             f"{', '.join(imports)}: registers no sharding rule, so it does not say what to verify", stacklevel=3
         )
     return [op for op in ops if op in only] if only else ops
+
+
+def _module_of_package(file: Path) -> str:
+    """Return the dotted name of a file as a module of the package that its folder is."""
+    folder = file.resolve().parent
+    parts = [folder.name, file.stem]
+    while (folder / "__init__.py").is_file() and (folder.parent / "__init__.py").is_file():
+        folder = folder.parent
+        parts.insert(0, folder.name)
+    return ".".join(parts)
 
 
 def _where(error: BaseException) -> str:

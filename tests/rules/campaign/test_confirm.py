@@ -120,6 +120,8 @@ def test_special_values_are_told_of_where_other_calls_refute_the_same_rule() -> 
     special = replace(ROWS, special=True, verdict=VerdictKind.WRONG_VALUE)
     reports = [SampleReport(ROWS.rule.op, "one call", wrong=[ROWS]), SampleReport(ROWS.rule.op, "x", special=[special])]
     assert [one.rule for one in special_rules(reports)] == [ROWS.rule]
+    again = SampleReport(ROWS.rule.op, "a call of the same shapes", special=[replace(ROWS, special=True)])
+    assert not special_rules([reports[0], again]), "the values are not why"
 
 
 def test_a_product_is_a_defect_of_its_own_where_its_rules_are_right() -> None:

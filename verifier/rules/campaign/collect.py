@@ -53,10 +53,17 @@ def stale_decisions(reports: Iterable[SampleReport]) -> list[WrongRule]:
 def special_rules(reports: Iterable[SampleReport]) -> list[WrongRule]:
     """Return the rules in ``reports`` that special values refute and ordinary ones of the same call do not.
 
-    Each comes once, smallest first. Ordinary values of other calls may refute it for another reason.
+    Each comes once, smallest first. Ordinary values of other calls may refute it for another reason. If they do for the
+    same one, as a kernel that refuses a shape whatever the values are, nothing is special.
     """
-    found = _smallest(one for report in reports for one in report.special)
+    reports = list(reports)
+    told = {_told(one) for report in reports for one in report.wrong}
+    found = _smallest(one for report in reports for one in report.special if _told(one) not in told)
     return sorted(found, key=lambda one: (one.elements, one.rule))
+
+
+def _told(wrong: WrongRule) -> tuple[Rule, VerdictKind, str]:
+    return wrong.rule, wrong.verdict, wrong.message
 
 
 def _by_size(stale: WrongRule) -> tuple[bool, int, Rule]:

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 import torch
 from torch._decomp import decomposition_table
 from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import DynamicOutputShapeException
 from torch.distributed.tensor import DTensor, _random, experimental
 from torch.distributed.tensor import _decompositions as decompositions
 from torch.distributed.tensor import _sharding_prop as choosing
@@ -44,6 +45,7 @@ __all__ = [
     "ordered_rules",
     "scalars_replicated",
     "shape_argument",
+    "unsized_results_refused",
     "users_rules_asked",
     "without_handler",
 ]
@@ -256,6 +258,25 @@ def empty_choices_refused() -> Iterator[None]:
         yield
     finally:
         module._select_min_redistribute_cost = choose
+
+
+@contextlib.contextmanager
+def unsized_results_refused() -> Iterator[None]:
+    """Let DTensor refuse a call of any op whose result has a size that depends on values, before it asks for rules."""
+    propagator: Any = choosing.ShardingPropagator
+    computed = propagator._propagate_tensor_meta_non_cached
+
+    def computed_or_refused(self: Any, schema: OpSchema) -> Any:
+        try:
+            return computed(self, schema)
+        except DynamicOutputShapeException as error:
+            raise NotImplementedError(f"{schema.op} takes no values that decide about a size") from error
+
+    propagator._propagate_tensor_meta_non_cached = computed_or_refused
+    try:
+        yield
+    finally:
+        propagator._propagate_tensor_meta_non_cached = computed
 
 
 @contextlib.contextmanager
