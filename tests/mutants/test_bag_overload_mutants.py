@@ -61,16 +61,11 @@ MUTANTS = (
     Mutant("winners of columns replicated", PADDED, "max, padding", [S1, R, R, R, S1, R, R]),
     Mutant("gradients of positions not pending", DENSE, "sum", [R, R, S0, S0, R, R], ([SUM, SUM, R, R, R, R],)),
     Mutant("winners counted on every rank", DENSE, "max", [SUM, R, S0, S0, R, R], ([S1, S1, R, R, R, S1],)),
-    Mutant("gradients of bags cut alone", DENSE, "mean", [SUM, S0, R, R, R, R], ([SUM, SUM, R, R, R, R],)),
     Mutant(
         "rows of the batch", TRAINED, "sum, sample weights", [S0, R, S0, R, S0, R, R, S0],
         ([SUM, SUM, R, R, R, R, R, R],),
     ),
-    Mutant(
-        "samples cut as bags are", SAMPLES, "sum", [S0, S0, R, R, R, R],
-        ([SUM, S1, S1, R, R, R], [S0, R, R, S0, R, S0]),
-    ),
-    Mutant("products of columns not pending", SAMPLES, "sum, padding", [R, S1, S1, R, R, R]),
+    Mutant("products of columns not pending", SAMPLES, "sum, padding", [R, S1, S1, R, R, R], ([S0, R, R, S0, R, S0],)),
     Mutant("frequencies of a rank's own ids", LOOKUP, "by frequency", [SUM, S0, S0], ([S1, S1, R],)),
     Mutant("parts of a batch not pending", LOOKUP, "padding", [R, S0, S0], ([SUM, SUM, R],)),
 )  # fmt: skip

@@ -62,7 +62,8 @@ class Claim:
     outputs
         The placements of the tensors that come back, then of those that are written to and do not come back.
     by_rank
-        What each rank decides; they differ where sizes among the arguments are rewritten.
+        What each rank decides; they differ where sizes among the arguments are rewritten. Empty where a handler of the
+        user's decides, which says where it places the results when it has run.
     again
         True if DTensor claimed this when it was asked again, and had not claimed it before.
     """

@@ -4,24 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
-from torch.distributed.tensor import Shard
+from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
 from verifier.core.case import OpCase
-from verifier.rules.claims import Claim, same_others
+from verifier.rules.claims import Claim, possible, same_others
 from verifier.rules.enumerate import combinations_in_all, input_combinations
 from verifier.rules.execute import Results, tensor_groups
 from verifier.rules.ledger import Candidate
 from verifier.rules.options import DECISIVE_FOR_MISSING, Position
+from verifier.rules.results import Rule
 from verifier.rules.sample_on_mesh import SampleOnMesh
 from verifier.rules.samples import Values
-from verifier.torch_internals.placements import Combination, Placements
+from verifier.torch_internals.placements import Combination, Placements, placement_text
+from verifier.torch_internals.registries import has_handler_of_user
 
 __all__ = ["Exploration"]
 
 
+_MOST_HANDLED = 12
+"""At so many combinations a handler is run of whose op no rules are known: on threads each run takes milliseconds."""
 _WIDE_DRAWS = 4
 _SPECIAL_KINDS = 6
 """Draws of special values, of which each has another kind."""
@@ -76,6 +81,8 @@ class Exploration(SampleOnMesh):
         free = input_combinations(kinds, groups, options.cap)
         if not options.blank:
             self.read_claims(free)
+        if not self.claims and not options.blank and has_handler_of_user(self.call.op):  # type: ignore[arg-type]
+            self._claim_for_handler(input_combinations(kinds, groups, _MOST_HANDLED))
         if not self.claims and not options.blank:
             report.untested[self.no_claims] += 1
             return
@@ -104,6 +111,13 @@ class Exploration(SampleOnMesh):
             self.note_products()
         self._try_special()
 
+    def _claim_for_handler(self, combinations: Sequence[Combination]) -> None:
+        """Let the user's handler of an op without rules be run; where it places the results, it says then."""
+        op, outputs = self.ledger.sample.op, ((Replicate(),),) * len(self.expected)
+        for one in filter(partial(possible, self.call), combinations):
+            rule = Rule(op, tuple(map(placement_text, one)), ())
+            self.claims[one] = Claim(rule, one, one, outputs, ())
+
     def run_unjudged(self) -> None:
         """Run the claims about which no other mesh has said anything: those that DTensor makes on this mesh alone."""
         judged = self.ledger.judged
@@ -129,7 +143,7 @@ class Exploration(SampleOnMesh):
         self.ledger.products = {
             tuple(p for (p,) in c): tuple(p for (p,) in claim.outputs)
             for c, claim in self.claims.items()
-            if not self.ledger.has_failed(claim.rule)
+            if claim.by_rank and not self.ledger.has_failed(claim.rule)
         }
 
     def _tries(self, combinations: Sequence[Combination], first: int = 0) -> list[_Try]:

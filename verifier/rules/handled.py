@@ -14,10 +14,18 @@ from verifier.torch_internals.dtensors import describe_dtensor, make_dtensor
 from verifier.torch_internals.placements import Combination, Placements
 from verifier.torch_internals.simulation import ThreadedRanks
 
-__all__ = ["HandledCalls", "has_hung"]
+__all__ = ["FOR_BACKWARD", "HandledCalls", "has_hung"]
 
 _LIMIT = 10.0
 """Seconds for one call. A handler may wait for a message that no rank sends."""
+
+FOR_BACKWARD = (
+    "aten._embedding_bag.default",
+    "aten._embedding_bag_forward_only.default",
+    "aten.embedding_bag.default",
+    "aten.embedding_bag.padding_idx",
+)
+"""Ops whose results after the first are for their backward alone, so that a handler may return others."""
 
 _MOST_HANGS = 2
 _hangs: Counter[object] = Counter()

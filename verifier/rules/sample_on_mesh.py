@@ -28,7 +28,7 @@ from verifier.rules.claims import (
 )
 from verifier.rules.classify import Expected, Mismatch
 from verifier.rules.execute import CALL_ERRORS, Cuts, LocalCall, Results, holds_tensor
-from verifier.rules.handled import HandledCalls, has_hung
+from verifier.rules.handled import FOR_BACKWARD, HandledCalls, has_hung
 from verifier.rules.ledger import Candidate, Ledger
 from verifier.rules.options import DECISIVE
 from verifier.rules.results import Rule, WrongRule
@@ -316,10 +316,15 @@ class SampleOnMesh(ABC):
             if self.handled is None:
                 return claim, run_claim(claim, self.call, self.cuts, self.mesh)
             results, placed = self.handled.run(self.call, self.cuts, claim.inputs)
+            if not claim.by_rank and self.ledger.sample.op in FOR_BACKWARD:
+                results = [replace(made, tensors=made.tensors[:1] + self.reference.tensors[1:]) for made in results]
+                placed = placed[:1]
         except Exception as error:  # noqa: BLE001 - an op may raise anything on a rank's part; that refutes the rule
             return claim, error
         outputs = tuple(own or promised for own, promised in zip(placed, claim.outputs, strict=False))
-        return replace(claim, outputs=(*outputs, *claim.outputs[len(outputs) :])), results
+        outputs = (*outputs, *claim.outputs[len(outputs) :])
+        rule = claim.rule if claim.by_rank else replace(claim.rule, outputs=tuple(map(placement_text, outputs)))
+        return replace(claim, rule=rule, outputs=outputs), results
 
     def hangs(self) -> bool:
         """Return whether the op has a handler that has not come back before, which costs seconds each time."""

@@ -28,6 +28,7 @@ __all__ = [
     "IMPORTS_OF_SINGLE_DIM",
     "by_register_sharding",
     "count_as_registered",
+    "has_handler_of_user",
     "has_own_handler",
     "install_handler",
     "install_sharded_op",
@@ -345,3 +346,9 @@ def has_own_handler(op: OpOverload) -> bool:
     handler = DTensor._op_dispatcher._custom_op_handlers.get(op)
     passes_on = handler is None or getattr(handler, "passes_on", False)  # as a remedy does
     return not passes_on and installed_sharded_op(op) is None
+
+
+def has_handler_of_user(op: OpOverload) -> bool:
+    """Return whether DTensor runs code instead of ``op`` that is not torch's."""
+    handler = DTensor._op_dispatcher._custom_op_handlers.get(op)
+    return has_own_handler(op) and getattr(handler, "__module__", "").partition(".")[0] != "torch"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import math
 import queue
 import threading
@@ -83,6 +84,8 @@ class _Mail:
 
 _LOOKS = 0.05
 """Seconds after which a rank that waits for a tensor looks whether another rank has ended."""
+_STARTING = 6
+"""So many limits of one function the ranks have to start in, which takes seconds on a busy machine."""
 
 
 class _Delivery:
@@ -200,20 +203,21 @@ class ThreadedRanks:
         """
         if not self._tasks:
             self._start()
-            self._gathered()  # a rank that ended before others have joined the group would leave them waiting
+            # a rank that ended before others have joined the group would leave them waiting; none runs code of a caller
+            self._gathered(_STARTING * self._limit)
         for tasks in self._tasks:
             tasks.put(function)
-        return self._gathered()
+        return self._gathered(self._limit)
 
-    def _gathered(self) -> list[object]:
+    def _gathered(self, limit: float) -> list[object]:
         """Return one answer of each rank, in order."""
         values: list[object] = [None] * len(self._tasks)
-        until = time.monotonic() + self._limit
+        until = time.monotonic() + limit
         for _ in self._tasks:
             try:
                 rank, values[rank], error = self._answers.get(timeout=max(0.0, until - time.monotonic()))
             except queue.Empty:
-                error = TimeoutError(f"no end within {self._limit:g} s")
+                error = TimeoutError(f"no end within {limit:g} s")
                 self._group.exception_handle(error)  # ends ranks that wait for each other
             if error is not None:
                 self.close()
@@ -221,6 +225,7 @@ class ThreadedRanks:
         return values
 
     def _start(self) -> None:
+        importlib.import_module("torch._dynamo")  # half imported by one rank, it would fail another
         ranks = torch.arange(math.prod(self._shape)).view(self._shape)
         store = dist.HashStore()  # type: ignore[attr-defined]
         group = self._group = self._open.enter_context(_threads_are_ranks())
