@@ -36,7 +36,7 @@ def verdict_of(observed: Observation) -> Verdict:
 
 
 # ------------------------------------------------------------------------------------------------------------- as text
-@pytest.mark.parametrize("text", ["2x2+flat", "simulated:2x3x2+flat", "2x2", "4"])
+@pytest.mark.parametrize("text", ["2x2+flat", "simulated:2x3x2+flat", "2x2", "4", "2x2+dp,tp", "simulated:2+tp"])
 def test_a_mesh_is_read_as_it_is_written(text: str) -> None:
     mesh = MeshSpec.parse(text)
     assert str(mesh) == text

@@ -234,9 +234,35 @@ def counts_of_shards_add_up(op: Any, args: Any, kwargs: Any) -> list[list[Any]]:
     return [] if ends == (0, 0) else [[SUM, Shard(dim)] for dim in range(len(args[0].shape))]
 
 
+def rows_without_statistics(op: Any, args: Any, kwargs: Any) -> list[list[Any]]:
+    """Claim that rows are normalised apart where there are weights, and no statistics to keep."""
+    given = [Replicate() for tensor in args[1:5] if tensor is not None]
+    alone = args[1] is not None and args[3] is None
+    return [[Shard(0), Replicate(), Replicate(), Shard(0), *given]] if alone else []
+
+
+def shifted_in_short_lists(op: Any, args: Any, kwargs: Any) -> list[list[Any]]:
+    """Claim that the new dim of a stack moves those behind it, but not in lists of five or more."""
+    count, dim = len(args[0]), (args[1] if len(args) > 1 else 0) % (len(args[0][0].shape) + 1)
+    moved = count < 5
+    return [[Shard(d + moved * (d >= dim)), *[Shard(d)] * count] for d in range(len(args[0][0].shape))]
+
+
+def rows_of_a_bias(op: Any, args: Any, kwargs: Any) -> list[list[Any]]:
+    """Claim that a bias is cut with the rows of a product if it has as many elements, though it lies along columns."""
+    bias, left = (tuple(arg.shape) for arg in args[:2])
+    return [[Shard(0), Shard(0), Shard(1), Replicate()]] if bias[:1] == (left[1],) and left[1] > 1 else []
+
+
 @pytest.mark.parametrize(
     ("op", "rules", "kind"),
     [
+        ("aten.tanh.default", sum_passes_if(lambda meta: 0 in meta.stride), "expanded along"),
+        ("aten.tanh.default", sum_passes_if(lambda meta: meta.stride[-2:] == (1, 1)), "overlapping windows"),
+        ("aten.tanh.default", sum_passes_if(lambda meta: meta.stride[-2:-1] > meta.shape[-1:]), "gaps in memory"),
+        ("aten.native_batch_norm.default", rows_without_statistics, "without running_mean, running_var"),
+        ("aten.stack.default", shifted_in_short_lists, "5 tensors"),
+        ("aten.addbmm.default", rows_of_a_bias, "without its first dim, extent"),
         ("aten.linalg_lu_solve.default", columns_on_one_side, "the last matrix transposed"),
         ("aten.scatter.src", sources_as_wide, "of tensor 1 is narrower"),
         ("aten._fft_c2c.default", last_two_dims_alone, "all dims"),

@@ -12,7 +12,7 @@ from torch.distributed.tensor import Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor._op_schema import OpSchema, OpSpec, OpStrategy
 from torch.distributed.tensor._ops.utils import expand_to_full_mesh_op_strategy, register_op_strategy
-from torch.distributed.tensor.placement_types import Placement
+from torch.distributed.tensor.placement_types import Placement, _StridedShard
 
 from strategies.opinfo.source import SOURCE
 from verifier.core.case import MeshSpec
@@ -103,7 +103,7 @@ def test_a_rule_for_one_number_of_ranks_alone_is_found_out_there(ranks: int) -> 
         assert found(BEYOND) == {("P(sum) -> P(sum)", str(ranks))}
 
 
-@pytest.mark.parametrize("shape", [(2, 3), (2, 2, 2)])
+@pytest.mark.parametrize("shape", [(2, 3), (3, 2), (2, 2, 2)])
 def test_a_rule_for_a_mesh_of_other_dims_is_found_out_there(shape: tuple[int, ...]) -> None:
     def strategy(schema: OpSchema) -> OpStrategy:
         given, mesh = schema.args_schema[0], schema.get_mesh_from_args()
@@ -133,6 +133,42 @@ def test_a_strategy_that_is_not_told_the_mesh_is_not_asked_about_other_meshes(mo
     monkeypatch.setattr(ClaimReader, "at", lambda *args, **kwargs: calls.append(args) or read(*args, **kwargs))
     with replaced_strategy(aten.exp.default, lambda op, args, kwargs: [[Shard(d)] * 2 for d in dims(args[0])]):
         assert asked(BEYOND) == asked(())
+
+
+def test_a_rule_for_mesh_dims_of_one_name_is_found_out_where_a_mesh_has_it() -> None:
+    def strategy(schema: OpSchema) -> OpStrategy:
+        given, mesh = schema.args_schema[0], schema.get_mesh_from_args()
+        wrong: list[Rule] = [[SUM, SUM]] if TENSOR_PARALLEL in (mesh.mesh_dim_names or ()) else []
+        return expand_to_full_mesh_op_strategy(mesh, schema, [*alike(2, dims(given)), *wrong])  # type: ignore[arg-type]
+
+    with replaced_strategy(aten.exp.default):
+        register_op_strategy(aten.exp.default)(strategy)
+        options = CheckOptions((MeshSpec((2,)),), sizes=1, claims_only=True, beyond=(MeshSpec((4,)),))
+        reports = [check_sample(sample, options) for sample in samples("aten.exp.default", 1)]
+    found = {wrong.mesh for report in reports for wrong in report.wrong}
+    assert "2+tensor_parallel" in found
+    assert all(TENSOR_PARALLEL in mesh for mesh in found)
+
+
+TENSOR_PARALLEL = "tensor_parallel"
+
+
+def test_a_strided_shard_that_a_rule_takes_for_a_plain_one_is_found_out() -> None:
+    def strategy(schema: OpSchema) -> OpStrategy:
+        given = schema.args_schema[0]
+        assert isinstance(given, OpStrategy)
+        spec = given.strategies[0].output_spec
+        wanted = tuple(R if one.is_partial() else one for one in spec.placements)
+        plain = tuple(Shard(one.dim) if isinstance(one, _StridedShard) else one for one in wanted)
+        target = DTensorSpec(spec.mesh, wanted, tensor_meta=spec.tensor_meta)
+        made = DTensorSpec(spec.mesh, plain, tensor_meta=spec.tensor_meta)
+        return OpStrategy([OpSpec(made, input_specs=(target,), redistribute_cost=[[0.0]])])
+
+    with replaced_strategy(aten.exp.default):
+        register_op_strategy(aten.exp.default)(strategy)
+        found = accused("aten.exp.default")
+    assert found
+    assert all(rule.startswith("(_S(") for rule in found)
 
 
 def test_a_strategy_that_is_not_told_the_mesh_is_not_tried_on_meshes_of_other_dims() -> None:

@@ -224,6 +224,31 @@ def test_not_contiguous_stays_so_in_a_file(tensor: torch.Tensor) -> None:
     assert loaded.tolist() == tensor.tolist()
 
 
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.arange(3)[:, None].expand(3, 4),
+        torch.arange(6).unfold(0, 3, 1),
+        torch.arange(12).reshape(3, 4)[:, :3],
+        torch.arange(8)[::2],
+    ],
+    ids=["expanded", "windows", "part", "every other"],
+)
+def test_gaps_and_shared_elements_in_memory_stay_in_a_file(tensor: torch.Tensor) -> None:
+    [loaded] = through_json(call(tensor)).args
+    assert isinstance(loaded, torch.Tensor)
+    assert loaded.stride() == tensor.stride()
+    assert loaded.tolist() == tensor.tolist()
+
+
+@pytest.mark.parametrize("strides", [[-1, 1], [1], [1 << 50, 1], [1 << 20, 1]])
+def test_strides_that_fit_no_stored_tensor_are_refused(strides: list[int]) -> None:
+    record = case_record(call(torch.arange(3)[:, None].expand(3, 2)))
+    record.args[0]["tensor"]["strides"] = strides
+    with pytest.raises(ValueError, match="do not fit a tensor of shape"):
+        load_case(record)
+
+
 @pytest.mark.parametrize("order", [(1, 0), (0, 2, 1), (1, 0, 2), (0, 2, 3, 1), (3, 2, 1, 0)])
 def test_the_order_of_dims_in_memory_stays_in_a_file(order: tuple[int, ...]) -> None:
     back = [order.index(dim) for dim in range(len(order))]

@@ -144,6 +144,27 @@ LIBRARY.impl(
 )
 
 
+LIBRARY.define("gated(Tensor x, Tensor? bias=None, Tensor? mask=None, Tensor? gate=None) -> Tensor")
+
+
+def gated(x: torch.Tensor, bias: object = None, mask: object = None, gate: object = None) -> torch.Tensor:
+    kept = x if bias is None else x + bias
+    for factor in (mask, gate):
+        kept = kept if factor is None else kept * factor
+    return kept.clone()
+
+
+LIBRARY.impl("gated", gated, "CompositeExplicitAutograd")
+
+
+@torch.library.custom_op("test_own_ops::rows", mutates_args=())
+def rows(x: torch.Tensor) -> torch.Tensor:
+    return x.sum(-1, keepdim=True)
+
+
+rows.register_fake(lambda x: x.new_empty(x.shape[:-1]))
+
+
 @pytest.fixture(autouse=True)
 def samples_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """Forget the samples that a test declares, so that tests may run in any order."""
@@ -217,6 +238,34 @@ def test_another_number_of_dims_is_tried_where_other_dims_are_sharded_from_eithe
     verifier.samples("test_own_ops::leaky")(lambda: [(torch.randn(4, 3, 2), 0.5)])
     register_sharding(OPS.leaky.default)(strategy)
     assert ("4 dims" in labels("leaky")) == found
+
+
+@pytest.mark.usefixtures("rules_taken_back")
+def test_a_rule_for_two_optional_tensors_without_a_third_is_tried_with_tensors_of_several_examples() -> None:
+    def strategy(
+        x: object, bias: object = None, mask: object = None, gate: object = None
+    ) -> list[tuple[list[object], list[object]]]:
+        def all_of(placement: object) -> list[object]:
+            return [placement, *(None if one is None else R for one in (bias, mask, gate))]
+
+        pair = bias is not None and mask is None and gate is not None
+        return [([R], all_of(R)), *([([Partial("sum")], all_of(Partial("sum")))] if pair else [])]
+
+    x = torch.arange(12.0).reshape(4, 3)
+    verifier.samples("test_own_ops::gated")(lambda: [(x, x[0], x), (x, None, None, x)])
+    register_sharding(OPS.gated.default)(strategy)
+    made = own_samples("test_own_ops.gated.default", SampleOptions())
+    found = {sample.origin for sample in made if check_sample(sample, QUICK).wrong}
+    assert found == {"its samples, call 0, with tensors of others, without mask"}
+
+
+@pytest.mark.usefixtures("rules_taken_back")
+def test_a_fake_kernel_that_tells_another_shape_is_found_whatever_the_rules_are() -> None:
+    verifier.samples("test_own_ops::rows")(lambda: [(torch.randn(4, 3),)])
+    declare("rows", ([R], [R]))
+    assert [found.message for report in reports("rows") for found in report.wrong] == [
+        "output 0 has shape [4, 1], and the op's fake kernel says [4]"
+    ]
 
 
 def rules_of_reduced(how: str) -> list[tuple[list[object], list[object]]]:

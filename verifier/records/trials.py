@@ -110,7 +110,11 @@ def _is_tensor(stored: dict[str, Any]) -> bool:
     shape, values, dtype = tensor.shape, tensor.values, tensor.dtype
     if len(shape) > _MOST_DIMS or min(shape, default=0) < 0 or math.prod(max(size, 1) for size in shape) > _LARGEST:
         return False
-    if len(values) != math.prod(shape) or (tensor.order and sorted(tensor.order) != [*range(len(shape))]):
+    if (
+        tensor.strides
+        or len(values) != math.prod(shape)
+        or (tensor.order and sorted(tensor.order) != [*range(len(shape))])
+    ):
         return False
     if dtype in _FLOATS:
         return all(map(_is_float, values))

@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import sys
-
 import torch
 
 from strategies.opinfo.calls.call import Call, attempt, outcome, parameters, quiet
 from verifier.torch_internals.ops import fake_tensors
 
-__all__ = ["accepts", "copied", "has_other_shapes", "same_as_fake", "survives", "undeclared_write"]
-
-_LONGEST = 5
-"""Seconds after which a call counts as one that does not come back."""
+__all__ = ["accepts", "copied", "has_other_shapes", "same_as_fake", "undeclared_write"]
 
 
 def copied(call: Call) -> Call:
@@ -27,23 +20,6 @@ def accepts(call: Call) -> bool:
     with quiet():
         results = attempt(copied(call))
     return results is not None and same_as_fake(call, results) is not False
-
-
-def survives(call: Call) -> bool:
-    """Return whether the call leaves its process alive: for kernels that read what an argument makes them expect."""
-    if not sys.platform.startswith("linux"):
-        return False
-    child = os.fork()
-    if not child:
-        try:
-            signal.signal(signal.SIGALRM, signal.SIG_DFL)
-            signal.alarm(_LONGEST)
-            for number in (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE):
-                signal.signal(number, signal.SIG_DFL)  # nothing is to be written where the process ends
-            attempt(call)
-        finally:
-            os._exit(0)
-    return os.waitpid(child, 0)[1] == 0
 
 
 def same_as_fake(call: Call, results: list[torch.Tensor]) -> bool | None:

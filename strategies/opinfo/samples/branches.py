@@ -14,7 +14,7 @@ import torch
 
 from strategies.opinfo.calls.call import Call, Parameter, attempt, parameters
 from strategies.opinfo.calls.checked import is_trusting, is_unchecked
-from strategies.opinfo.calls.running import survives
+from strategies.opinfo.calls.op_names import base_of
 from strategies.opinfo.samples.argument_spellings import DIMS, Variation, with_value, with_values
 from strategies.opinfo.samples.conversions import converted
 from strategies.opinfo.samples.extents import Extents, Group
@@ -110,7 +110,7 @@ def argument_branches(call: Call) -> Iterator[Variation]:
             given = start.values.get(parameter.name, parameter.default)
             for value in dict.fromkeys(_candidates(parameter, given, start, constants)):
                 change = partial(_with_argument, base, parameter.name, value)
-                if value != given and _is_safe(changed := change(call)) and claimed(changed) - usual:
+                if value != given and not _may_read_none(call, parameter.name) and claimed(change(call)) - usual:
                     yield Variation(f"{label}{parameter.name} is {value}", change)
 
 
@@ -161,14 +161,25 @@ def without_tensors(call: Call) -> Iterator[Variation]:
     ][:_MOST_OPTIONAL]
     for count in range(1, len(names) + 1):
         for some in combinations(names, count):
-            change = partial(with_values, dict.fromkeys(some))
-            if _is_safe(change(call)):
-                yield Variation(f"without {', '.join(some)}", change)
+            if not is_trusting(call) or _are_not_needed(frozenset(some), call):
+                yield Variation(f"without {', '.join(some)}", partial(with_values, dict.fromkeys(some)))
 
 
-def _is_safe(call: Call | None) -> bool:
-    """Return whether a changed call can be made here: some kernels that trust arguments end the process."""
-    return call is not None and (not is_trusting(call) or survives(call))
+def _are_not_needed(names: frozenset[str], call: Call) -> bool:
+    """Return whether a kernel that checks no arguments takes the call without these tensors."""
+    if "backward" in base_of(str(call.op)) or not names <= _NEVER_NEEDED | _STATISTICS:
+        return False
+    return not names & _STATISTICS or (names >= _STATISTICS and any(call.values.get(one) is True for one in _TRAINING))
+
+
+def _may_read_none(call: Call, name: str) -> bool:
+    """Return whether another value of the argument ``name`` may let a kernel read statistics that are not there."""
+    return name in _TRAINING and any(call.values.get(one, call) is None for one in _STATISTICS)
+
+
+_NEVER_NEEDED = frozenset({"weight", "bias", "per_sample_weights"})
+_STATISTICS = frozenset({"running_mean", "running_var"})
+_TRAINING = ("training", "train")
 
 
 def extent_branches(call: Call) -> Iterator[Variation]:
