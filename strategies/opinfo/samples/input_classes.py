@@ -374,13 +374,19 @@ def _first_of_batch(tensor: torch.Tensor) -> torch.Tensor | None:
 
 
 def list_lengths(call: Call) -> Iterator[Variation]:
-    """Yield lists of three tensors and of four, as torch's samples of ``cat`` have at most two; then others.
+    """Yield lists of three tensors and of four: torch's samples of ``cat`` have at most two."""
+    yield from _lists_of(call, (3, 4))
 
-    Those others have the lengths that stand in the code of a rule of the user's.
-    """
+
+def lengths_in_code(call: Call) -> Iterator[Variation]:
+    """Yield lists as long as the numbers in the code of a rule of the user's."""
+    if not is_torchs(call.op):
+        yield from _lists_of(call, lengths_of_rule(call.op))
+
+
+def _lists_of(call: Call, lengths: Sequence[int]) -> Iterator[Variation]:
     if _has_fixed_sizes(call):
         return
-    lengths = (3, 4) if is_torchs(call.op) else (3, 4, *lengths_of_rule(call.op))
     for parameter in parameters(call.op):
         given = call.values.get(parameter.name)
         if parameter.type == "List[Tensor]" and isinstance(given, list | tuple) and given:
@@ -590,7 +596,8 @@ INPUT_CLASSES = (
     InputClass("several dims", several_dims, 2),
     InputClass("flags", flags, 5),
     InputClass("numbers of dims", numbers_of_dims, 4),
-    InputClass("lengths of lists", list_lengths, 4, samples=3),
+    InputClass("lengths of lists", list_lengths, 2, samples=3),
+    InputClass("lengths of lists in code", lengths_in_code, 4, samples=3),
     InputClass("steps", steps, 2),
     InputClass("bounds", bounds, 4),
     InputClass("index lists", index_lists, 6),
