@@ -55,7 +55,7 @@ from torch.distributed.tensor.experimental import register_sharding
 
 @register_sharding(torch.ops.aten.cumsum.default)
 def cumsum(x, dim, dtype=None):
-    return [([Replicate()], [Replicate(), None, None])]
+    return [([one], [one, None, None]) for one in {Replicate()}]
 """
 _PROGRAM = """
 from verifier.campaign.recorded import load_ahead

@@ -20,6 +20,7 @@ from verifier.torch_internals.placements import Placements, masked_extent, norm_
 
 __all__ = ["CALL_ERRORS", "Cuts", "LocalCall", "Results", "holds_tensor", "masked_indices", "tensor_groups"]
 
+_OF_TORCH = ("aten", "prims")
 CALL_ERRORS = (RuntimeError, ValueError, IndexError, TypeError)
 """What an op raises if it does not take a call; see :class:`LocalCall`."""
 
@@ -92,6 +93,8 @@ class LocalCall:
         except CALL_ERRORS:
             raise
         except Exception as error:
+            if getattr(self.op, "namespace", "") in _OF_TORCH:
+                raise
             raise RuntimeError(f"{type(error).__name__}: {error}") from error
         return self._results(returned, tensors)
 

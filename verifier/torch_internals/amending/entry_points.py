@@ -362,7 +362,7 @@ def data_exchanged() -> Iterator[None]:
 def copies_of_views() -> Iterator[None]:
     """Let a DTensor that begins behind its storage be copied and pickled as a clone, as other DTensors are copied."""
     before: Any = DTensor.__deepcopy__
-    reduce: Any = torch.Tensor.__reduce_ex__
+    reduce: Any = DTensor.__reduce_ex__
 
     def copied(self: DTensor, memo: dict[int, Any]) -> Any:
         if id(self) not in memo and self.storage_offset():

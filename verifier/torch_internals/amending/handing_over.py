@@ -182,7 +182,7 @@ def chunks_of_strided_shards(indices: _Indices) -> Iterator[None]:
 @contextlib.contextmanager
 def placements_pickled() -> Iterator[None]:
     """Let a DTensor that is pickled be reduced before, if no file can hold what it waits for."""
-    reduce: Any = torch.Tensor.__reduce_ex__
+    reduce: Any = DTensor.__reduce_ex__
 
     def reduced(self: Any, protocol: Any) -> Any:
         if any(one.is_partial() and type(one) is not Partial for one in self.placements):

@@ -62,8 +62,11 @@ def may_follow_hashes(op: OpOverload) -> bool:
 def _follows_hashes(function: object, seen: set[object]) -> bool:
     if isinstance(function, partial):
         return any(_follows_hashes(one, seen) for one in (function.func, *function.args, *function.keywords.values()))
-    if isinstance(function, _PLAIN) or getattr(function, "__module__", "").partition(".")[0] in _ORDERED:
+    if isinstance(function, _PLAIN) or id(function) in seen:
         return False
+    seen.add(id(function))
+    if getattr(function, "__module__", "").partition(".")[0] in _ORDERED:  # which may call a function of the user's
+        return any(_follows_hashes(one.cell_contents, seen) for one in getattr(function, "__closure__", None) or ())
     if isinstance(function, ModuleType):
         return function.__name__.partition(".")[0] not in _ORDERED
     if isinstance(function, list | tuple | dict):
@@ -71,12 +74,9 @@ def _follows_hashes(function: object, seen: set[object]) -> bool:
             _follows_hashes(one, seen) for one in (function.values() if isinstance(function, dict) else function)
         )
     if isinstance(function, MethodType):
-        function = function.__func__
+        return _follows_hashes(function.__func__, seen)
     if not isinstance(function, FunctionType):
         return True
-    if id(function) in seen:
-        return False
-    seen.add(id(function))
     named: list[object] = []
     for code in _codes(function.__code__):
         if not _BY_HASH.isdisjoint(code.co_names) or any(isinstance(one, frozenset) for one in code.co_consts):
