@@ -140,7 +140,6 @@ class RedistributionRecorder:
     @contextlib.contextmanager
     def recording(self) -> Iterator[RedistributionRecorder]:
         """Record everything that this thread's DTensors do inside the block."""
-        _install_hooks()
         _recorders.append(self)
         try:
             with watched_collectives():
@@ -169,19 +168,15 @@ def _versions(args: tuple[object, ...]) -> dict[int, int]:
 
 _recorders: list[RedistributionRecorder] = []
 _calls: list[_Call] = []
-_hooked = False
 
 
 def _install_hooks() -> None:
-    """Wrap DTensor's entry points of redistributions and of ops with them, once per process.
+    """Wrap DTensor's entry points of redistributions and of ops with them.
 
     ``DebugMode`` is a dispatch mode and multiplies the time of every op. A hook costs time only if there is a
-    redistribution.
+    redistribution. It is there from the import of this module on, because torch keeps the functions that its first op
+    found.
     """
-    global _hooked
-    if _hooked:
-        return
-    _hooked = True
     redistribute = redistribute_module.redistribute_local_tensor
     redistribute_args = dispatch_module.OpDispatcher.redistribute_local_args
     run_locally = dispatch_module.OpDispatcher._dispatch_get_local_results_slow_path
@@ -372,3 +367,6 @@ def forget_calls() -> int:
     DTensor._op_dispatcher.sharding_propagator._propagate_tensor_meta_cached.cache_clear()
     _planned.clear()
     return count
+
+
+_install_hooks()
