@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import torch
 
-__all__ = ["own_strides", "span_of", "with_strides"]
+from verifier.records.trials import span_of
+
+__all__ = ["own_strides", "with_strides"]
 
 
 def own_strides(tensor: torch.Tensor) -> list[int]:
@@ -28,11 +29,6 @@ def own_strides(tensor: torch.Tensor) -> list[int]:
             return list(tensor.stride())
         expected *= tensor.shape[dim]
     return []
-
-
-def span_of(shape: Sequence[int], strides: Sequence[int]) -> int:
-    """Return how many elements lie in memory from the first one of a tensor to its last one."""
-    return 1 + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True)) if math.prod(shape) else 0
 
 
 def with_strides(tensor: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -12,7 +13,11 @@ from verifier.core.case import MeshSpec
 from verifier.core.placement_text import BITWISE_REDUCTIONS, REDUCTIONS, split_placements
 from verifier.records.schema import TensorRecord, TrialRecord
 
-__all__ = ["check_trial", "surely_loads"]
+__all__ = ["MOST_GAPS", "check_trial", "span_of", "strides_fit", "surely_loads"]
+
+MOST_GAPS = 1 << 10
+"""A tensor is stored with its gaps if its memory is at most so many times that of its elements."""
+_FARTHEST = 1 << 40
 
 _DEEPEST, _MOST_DIMS, _LARGEST = 30, 16, 1 << 40
 """Nesting, tensor dims and sizes that torch certainly accepts."""
@@ -102,6 +107,19 @@ def _is_complex(stored: Any) -> bool:
     return isinstance(stored, list) and len(stored) == 2 and all(map(_is_float, stored))
 
 
+def span_of(shape: Sequence[int], strides: Sequence[int]) -> int:
+    """Return how many elements lie in memory from the first one of a tensor to its last one."""
+    return 1 + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True)) if math.prod(shape) else 0
+
+
+def strides_fit(record: TensorRecord) -> bool:
+    """Return whether there is a stride for each tensor dim, and memory need not be much larger than the values."""
+    shape, strides = record.shape, record.strides
+    if len(strides) != len(shape) or not all(0 <= stride < _FARTHEST for stride in strides):
+        return False
+    return span_of(shape, strides) <= MOST_GAPS * max(len(record.values), 1)
+
+
 def _is_tensor(stored: dict[str, Any]) -> bool:
     try:
         tensor = msgspec.convert(stored, TensorRecord)
@@ -110,11 +128,9 @@ def _is_tensor(stored: dict[str, Any]) -> bool:
     shape, values, dtype = tensor.shape, tensor.values, tensor.dtype
     if len(shape) > _MOST_DIMS or min(shape, default=0) < 0 or math.prod(max(size, 1) for size in shape) > _LARGEST:
         return False
-    if (
-        tensor.strides
-        or len(values) != math.prod(shape)
-        or (tensor.order and sorted(tensor.order) != [*range(len(shape))])
-    ):
+    if len(values) != math.prod(shape) or (tensor.order and sorted(tensor.order) != [*range(len(shape))]):
+        return False
+    if tensor.strides and not strides_fit(tensor):
         return False
     if dtype in _FLOATS:
         return all(map(_is_float, values))

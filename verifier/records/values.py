@@ -19,8 +19,9 @@ from verifier.core.case import MeshSpec, OpCase, Trial
 from verifier.core.placement_text import format_placements
 from verifier.core.wording import did_you_mean
 from verifier.placements.parsing import parse_placement, parse_placements
-from verifier.records.memory import own_strides, span_of, with_strides
+from verifier.records.memory import own_strides, with_strides
 from verifier.records.schema import CaseRecord, TensorRecord, TrialRecord
+from verifier.records.trials import MOST_GAPS, span_of, strides_fit
 from verifier.torch_internals.placements import Placements
 
 __all__ = [
@@ -41,8 +42,6 @@ _DEEPEST = 100
 """The most levels of lists, tuples and dicts in an argument; torch's own recursion fails for more."""
 _MOST_DIMS = 64
 """The most tensor dims for which torch has views."""
-_MOST_GAPS, _FARTHEST = 1 << 10, 1 << 40
-"""A tensor is stored with its gaps if its memory is at most so many times that of its elements."""
 _SEEDS = 1 << 64
 _TAGS = ("tensor", "tuple", "size", "dict", "float", "complex", "placement", "device", *_TORCH_NAMES)
 _STORABLE = (
@@ -227,7 +226,7 @@ def _store_tensor(tensor: torch.Tensor, where: str) -> TensorRecord:
         requires_grad=tensor.requires_grad,
         parameter=isinstance(tensor, nn.Parameter),
         order=_order(tensor),
-        strides=own_strides(tensor) if span_of(tensor.shape, tensor.stride()) <= _MOST_GAPS * tensor.numel() else [],
+        strides=own_strides(tensor) if span_of(tensor.shape, tensor.stride()) <= MOST_GAPS * tensor.numel() else [],
     )
 
 
@@ -364,11 +363,9 @@ def _load_tensor(stored: Any, where: str) -> torch.Tensor:
 
 def _checked(record: TensorRecord, where: str) -> list[int]:
     """Return the strides of a record; they may not ask for much more memory than the values need."""
-    shape, strides = record.shape, record.strides
-    fits = len(strides) == len(shape) and all(0 <= stride < _FARTHEST for stride in strides)
-    if not fits or span_of(shape, strides) > _MOST_GAPS * max(len(record.values), 1):
-        raise ValueError(f"{where}: strides {_short(strides)} do not fit a tensor of shape {shape}")
-    return strides
+    if not strides_fit(record):
+        raise ValueError(f"{where}: strides {_short(record.strides)} do not fit a tensor of shape {record.shape}")
+    return record.strides
 
 
 def _not_contiguous(tensor: torch.Tensor) -> torch.Tensor:

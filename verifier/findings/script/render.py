@@ -40,8 +40,9 @@ from verifier.oracle.tolerance import accepted_error, case_tolerance
 from verifier.placements.algebra import split
 from verifier.processes.scripts import run_to_end
 from verifier.programs import asked_placements
-from verifier.records.memory import own_strides, span_of
+from verifier.records.memory import own_strides
 from verifier.records.schema import FAILS, GONE
+from verifier.records.trials import span_of
 from verifier.torch_internals.placements import Placements, strides_of
 
 __all__ = ["FAILS", "GONE", "NoScriptError", "render_script", "run_script", "without_imports"]
