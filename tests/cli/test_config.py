@@ -110,8 +110,8 @@ def test_what_a_file_says_to_fail_on_is_for_the_commands_that_know_it(verifier: 
         FailOn.parse("missing", FailOn.WRONG, FailOn.LOST)
     status, _, errors = verifier("[tool.dtensor-verifier]\nfail-on = 'wrung'\n", "gate")
     assert (status, "kind 'wrung' is none of wrong, lost, regret; did you mean 'wrong'?" in errors) == (2, True)
-    status, _, errors = verifier("[tool.dtensor-verifier]\nfail-on = 'lost'\n", "gate")
-    assert "--fail-on" not in errors
+    status, _, errors = verifier("[tool.dtensor-verifier]\nfail-on = 'lost'\n", "gate", "--rank-memory", "much")
+    assert (status, "'much'" in errors, "--fail-on" in errors) == (2, True, False)
 
 
 def test_the_file_of_other_tools_is_not_judged(verifier: Verifier) -> None:
