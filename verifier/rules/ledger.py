@@ -57,6 +57,8 @@ class Ledger:
         have failed.
     first_shapes
         The shapes of the tensors where the sample was first run.
+    traced
+        Where the op may be claimed, as its decomposition was traced where the sample was first run; None without one.
     told
         Whether any draw had results that say something.
     failed, special
@@ -95,6 +97,7 @@ class Ledger:
         self.constant: set[Rule] = set()
         self.vacuous: set[Rule] = set()
         self.first_shapes: tuple[tuple[int, ...], ...] = ()
+        self.traced: list[Combination] | None = None
         self.told = False
         self.failed: dict[tuple[Rule, int], WrongRule] = {}
         self.unclear: set[Rule] = set()

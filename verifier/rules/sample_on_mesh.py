@@ -144,11 +144,15 @@ class SampleOnMesh(ABC):
         self.reader.failures.clear()
         options = self.ledger.options
         most = ASKED if options.claims_only else None
+        if self.ledger.traced is not None and is_rare(self.ledger.sample):  # at another size a trace seldom finds more
+            combinations = self.ledger.traced
         asked = where_to_ask(self.reader, self.call, combinations, self.mesh.shape, most, options.asked)
         kept = [combination for combination in asked if possible(self.call, combination)]
         if impossible := len(asked) - len(kept):
             self.ledger.report.untested[IMPOSSIBLE] += impossible
         first = self.mesh_number == self.size == 0
+        if first and self.reader.is_decomposed:
+            self.ledger.traced = asked
         in_full = _each_placement(kept) if first else frozenset()
         for combination in kept:
             claim = self._claim_at(combination, combination in in_full)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+
 import torch
 from torch._ops import OpOverload
 from torch.distributed.tensor import DTensor
@@ -12,10 +14,13 @@ __all__ = [
     "cache_misses",
     "clear_caches",
     "endless_rules",
+    "traces_of_calls",
 ]
 
 endless_rules: set[OpOverload] = set()
 """Ops of which a rule did not come back in this process; each further question would cost seconds."""
+traces_of_calls: dict[Hashable, dict[tuple[object, ...], object]] = {}
+"""By calls, then by placements: what DTensor found, or raised, when it traced the call's decomposition."""
 
 
 def cache_misses() -> int:
@@ -32,3 +37,4 @@ def clear_caches() -> None:
     torch._C._clear_DTensor_sharding_propagator_cache()
     remembered_decisions.clear()
     endless_rules.clear()
+    traces_of_calls.clear()

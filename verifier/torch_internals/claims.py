@@ -24,6 +24,7 @@ from torch.distributed.tensor.placement_types import Placement
 from torch.utils import _pytree as pytree
 
 from verifier.torch_internals.caches import endless_rules
+from verifier.torch_internals.decompositions import call_by_shapes, traced_once
 from verifier.torch_internals.placements import Combination, Placements, masked_extent, placements_of_spec
 from verifier.torch_internals.refusals import is_refusal, raised_in, returns_none
 from verifier.torch_internals.registries import by_register_sharding, installed_sharded_op
@@ -132,6 +133,7 @@ class ClaimReader:
         self._specs: dict[tuple[int, int, Placements], DTensorSpec] = {}
         self._may_be_written_to = bool(kwargs) or any(isinstance(arg, list | dict) for arg in args)
         self.dim_names: tuple[str, ...] = ()
+        self._call = call_by_shapes(op, leaves, self._spec)
 
     def at(
         self, combination: Combination, mesh_shape: tuple[int, ...], rank: int = 0, only_claims: bool = False
@@ -145,7 +147,12 @@ class ClaimReader:
         mesh = _bare_mesh(mesh_shape, rank, self.dim_names)
         schema = self._schema([self._spec_of(mesh, *placed) for placed in enumerate(combination)])
         try:
-            with self._without_dry_run(), self._claims_alone(combination, schema, only_claims), ended_rules(_LONGEST):
+            with (
+                self._without_dry_run(),
+                traced_once(self.op, self._call),
+                self._claims_alone(combination, schema, only_claims),
+                ended_rules(_LONGEST),
+            ):
                 sharding = self._propagator.propagate_op_sharding_non_cached(schema)
         except _RedistributesError:
             return None
@@ -222,12 +229,21 @@ class ClaimReader:
             return []
         if self.op in self._propagator.op_single_dim_strategy_funcs:
             return self._listed_per_element() if self._is_foreach() else self._listed_whole(mesh_shape)
-        if self.op in self._propagator.op_strategy_funcs or self.op in self._propagator.op_to_rules:
+        if not self.is_decomposed:
             return None
         whole: tuple[Placement, ...] = (Replicate(),) * len(self._metas)
         if not self._decomposes(whole):
             return [] if self.lost else [whole]  # it says why when it is asked
         return [combination for combination in combinations if self._decomposes(combination)]
+
+    @property
+    def is_decomposed(self) -> bool:
+        """Whether DTensor traces the op's decomposition, as it has no strategy for the op itself."""
+        registries = (
+            self._propagator.op_single_dim_strategy_funcs, self._propagator.op_strategy_funcs,
+            self._propagator.op_to_rules,
+        )  # fmt: skip
+        return not any(self.op in registry for registry in registries)
 
     @property
     def lists_rules(self) -> bool:
@@ -322,7 +338,7 @@ class ClaimReader:
         placements: Any = tuple(slots.get(i) for i in range(len(self._leaves)))
         try:
             strategy.ensure_schema_info(self.op)
-            with ended_rules(_LONGEST):
+            with traced_once(self.op, self._call), ended_rules(_LONGEST):
                 strategy._propagate_through_decomp(schema, placements, strategy._get_fake_mesh("cpu"))
         except (EndlessRuleError, SlowRulesError) as error:
             self._note(tuple((placement,) for placement in combination), error)

@@ -1,0 +1,94 @@
+"""Traces of decompositions that are kept say what DTensor says, of this call alone, until a rule changes."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.distributed.tensor._decompositions import DecompShardingStrategy
+from torch.distributed.tensor.experimental import register_sharding
+from torch.distributed.tensor.placement_types import Placement
+
+from verifier.torch_internals import decompositions
+from verifier.torch_internals.caches import clear_caches, traces_of_calls
+from verifier.torch_internals.claims import ClaimReader, Propagation
+from verifier.torch_internals.registries import replaced_strategy
+
+OP = torch.ops.aten.mse_loss.default
+LETTERS: tuple[Placement, ...] = (Replicate(), Shard(0), Shard(1), Partial())
+PAIRS = [*itertools.product(LETTERS, repeat=2)]
+
+
+def reader(rows: int = 4, reduction: int = 0) -> ClaimReader:
+    args = torch.rand(rows, 6), torch.rand(rows, 6), reduction
+    return ClaimReader(OP, args, {}, OP(*args))
+
+
+def decisions(asked: ClaimReader) -> tuple[Any, list[Propagation | None]]:
+    return asked.listed((2,), PAIRS), [
+        asked.at(tuple((p,) for p in pair), (extent,)) for extent in (2, 3) for pair in PAIRS
+    ]
+
+
+@pytest.fixture
+def traces(monkeypatch: pytest.MonkeyPatch) -> list[tuple[object, ...]]:
+    """Return a list that gets the placements of each trace of ``OP`` that DTensor makes."""
+    made: list[tuple[object, ...]] = []
+    trace = DecompShardingStrategy._propagate_through_decomp
+
+    def counted(self: Any, schema: Any, placements: Any, mesh: Any) -> object:
+        made.extend([tuple(placements)] if schema.op is OP else [])
+        return trace(self, schema, placements, mesh)
+
+    monkeypatch.setattr(DecompShardingStrategy, "_propagate_through_decomp", counted)
+    monkeypatch.setattr(decompositions, "_OF_TORCH", counted)
+    clear_caches()
+    return made
+
+
+def test_each_combination_is_traced_once_whatever_the_mesh(traces: list[tuple[object, ...]]) -> None:
+    first = decisions(reader())
+    assert first[0]
+    once = len(traces)
+    assert once == len({*traces}) >= len(PAIRS)
+    assert decisions(reader()) == first
+    assert len(traces) == once
+
+
+def test_the_answers_are_those_of_dtensor_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    clear_caches()
+    kept = [decisions(reader(rows, how)) for rows, how in ((4, 0), (4, 1), (1, 0))]
+    monkeypatch.setattr(decompositions, "_OF_TORCH", None)  # nothing is kept of what is not torch's own
+    clear_caches()
+    assert [decisions(reader(rows, how)) for rows, how in ((4, 0), (4, 1), (1, 0))] == kept
+    assert not traces_of_calls
+
+
+def test_calls_that_differ_share_nothing(traces: list[tuple[object, ...]]) -> None:
+    for other in (reader(), reader(rows=5), reader(reduction=1)):
+        before = len(traces)
+        other.listed((2,), PAIRS)
+        assert len(traces) - before == len(PAIRS)
+    assert len(traces_of_calls) == 3
+
+
+def test_a_rule_that_is_replaced_changes_what_is_traced() -> None:
+    clear_caches()
+    assert (Shard(0), Shard(0)) in (reader().listed((2,), PAIRS) or ())
+    inner = torch.ops.aten.sub.Tensor
+    with replaced_strategy(inner):
+        register_sharding(inner)(lambda *args, **kwargs: [([Replicate()], [Replicate(), Replicate(), None])])
+        clear_caches()
+        assert (Shard(0), Shard(0)) not in (reader().listed((2,), PAIRS) or ())
+    clear_caches()
+
+
+def test_only_the_last_calls_are_kept() -> None:
+    clear_caches()
+    for rows in range(2, 12):
+        reader(rows).listed((2,), PAIRS[:2])
+    assert len(traces_of_calls) == 4
+    assert "_propagate_through_decomp" not in vars(DTensor._op_dispatcher.sharding_propagator.decomp_strategy)
