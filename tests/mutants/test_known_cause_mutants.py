@@ -237,3 +237,12 @@ def test_a_wrong_convolution_beside_a_known_cause_is_new(
         assert explained(pools, trial) == []
     finally:
         assert pool.call(Task("conv_mutants.restore", (), MESH)).ok
+
+
+def test_a_complex_number_does_not_hide_what_else_mends_its_call(pools: PoolSet) -> None:
+    """Once the rank without columns replicates, DTensor hashes the number; before, it asked a decomposition."""
+    values = [torch.randint(1, 4, shape).to(torch.complex128) for shape in ((), (6, 4), (4,))]
+    name = "aten.addmv.default"
+    case = OpCase(name, f"torch.ops.{name}", tuple(values), {"beta": 0.5 - 1j, "alpha": 0.6})
+    trial = Trial(case, MeshSpec((3,)), tuple(map(parse_placements, ("P(sum)", "S(1)", "S(0)"))))
+    assert explained(pools, trial) == ["sums-of-nothing", "complex-numbers-hashed"]

@@ -19,7 +19,7 @@ from torch.distributed.tensor._ops import _matrix_ops as matrices
 from torch.distributed.tensor._ops import _view_ops as views
 from torch.distributed.tensor._ops import single_dim_strategy as single_dim
 
-from verifier.torch_internals.amending.propagation import adds_replication, is_torchs
+from verifier.torch_internals.amending.propagation import adds_replication, is_torchs, refusing
 from verifier.torch_internals.caches import clear_caches
 from verifier.torch_internals.ops import registered_overloads
 from verifier.torch_internals.registries import replicated_rule
@@ -157,18 +157,26 @@ def _overloads() -> tuple[OpOverload, ...]:
     return tuple(found)
 
 
+@refusing
+def _without_numbers(
+    op: OpOverload,
+    args: tuple[object, ...],
+    kwargs: dict[str, object],
+    wrong: Callable[[object], bool],
+    why: str,
+) -> object:
+    if any(map(wrong, (*args, *kwargs.values()))):
+        raise NotImplementedError(f"{op} {why}")
+    return op(*args, **kwargs)
+
+
 @contextlib.contextmanager
 def numbers_refused(wrong: Callable[[object], bool], why: str) -> Iterator[None]:
     """Let DTensor refuse a call with an argument of which ``wrong`` is true, and say ``why``.
 
     Ops of which no schema takes a Python number stay as they are, and so do ops with a handler of torch's.
     """
-
-    def handler(op: OpOverload, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
-        if any(map(wrong, (*args, *kwargs.values()))):
-            raise NotImplementedError(f"{op} {why}")
-        return op(*args, **kwargs)
-
+    handler = functools.partial(_without_numbers, wrong=wrong, why=why)
     known = {*registered_overloads(), *(op for op in decomposition_table if isinstance(op, OpOverload))}
     with layered((op for op in known if any("number" in str(one.type) for one in op._schema.arguments)), handler):
         yield
