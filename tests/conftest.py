@@ -93,6 +93,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()  # otherwise each full collection would look through torch and the tests
+    gc.set_threshold(10_000, 20, 20)  # the usual thresholds cost a twentieth of a test's time
 
 
 # ---------------------------------------------------------------------------------------------------------- processes

@@ -47,6 +47,8 @@ def test_json_has_what_scripts_need(
         "nn.functional.embedding",
         "--world-size",
         2,
+        "--max-samples",
+        1,
         "--format",
         "json",
         "--out",

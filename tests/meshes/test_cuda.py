@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 import pytest
 import torch
-from command_processes import WRONG_GRADIENT_RULE, environment
+from command_processes import WRONG_GRADIENT_RULE
 from fault_trials import CASE
+from forked_commands import run_python
 
 from strategies.tensors import filled
 from verifier.campaign.request import Request, make_plan
@@ -234,5 +233,5 @@ print("staged")
 
 @pytest.mark.processes
 def test_collectives_by_way_of_the_host_do_what_they_do_otherwise() -> None:
-    ended = subprocess.run([sys.executable, "-c", STAGED], env=environment(), capture_output=True, text=True)
+    ended = run_python("-c", STAGED)
     assert ended.stdout == "staged\n", ended.stderr

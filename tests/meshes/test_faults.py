@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
+from command_processes import wait_until
 from fault_trials import BATCH, CASE, FAULTY, MESH, kinds, running, trial, wait_for_end
+from forked_commands import Command
 from leftovers import nothing_left_behind
 
 from verifier.core.case import MeshSpec, Trial
@@ -165,7 +165,7 @@ def test_ranks_that_cannot_start_are_an_error() -> None:
 
 
 CONTROLLER = """
-import sys
+import signal
 from fault_trials import MESH, trial
 from verifier.meshes.crew import PoolKey
 from verifier.meshes.pool import Pool
@@ -175,7 +175,7 @@ pool.start()
 print(*pool.pids, flush=True)
 list(pool.run([trial("P(sum)", {fault!r})]))
 print("done", flush=True)
-sys.stdin.read()
+signal.pause()
 """
 
 
@@ -189,15 +189,12 @@ def nothing_left() -> Iterator[None]:
 @pytest.mark.parametrize("fault", [None, "hang:1"], ids=["idle", "inside a collective"])
 def test_ranks_end_with_their_controller(fault: str | None, nothing_left: None) -> None:
     source = CONTROLLER.format(fault=fault)
-    environment = dict(os.environ, PYTHONPATH=os.pathsep.join(path for path in sys.path if path))
-    with subprocess.Popen(
-        [sys.executable, "-c", source], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
-    ) as controller:
-        assert controller.stdout is not None
-        pids = [int(pid) for pid in controller.stdout.readline().split()]
+    with Command(["-c", source], errors_apart=True) as controller:
+        wait_until(lambda: "\n" in controller.printed()[0], "the start of the ranks")
+        pids = [int(pid) for pid in controller.printed()[0].splitlines()[0].split()]
         assert len(pids) == MESH.world_size
         if fault is None:
-            assert controller.stdout.readline() == "done\n"
+            wait_until(lambda: controller.printed()[0].endswith("\ndone\n"), "the end of the trial")
         else:
             time.sleep(1.0)  # rank 0 waits in a collective for rank 1
         assert all(running(pid) for pid in pids)

@@ -156,7 +156,9 @@ def test_a_strategy_that_returns_nothing_is_accused() -> None:
     sample = next(iter(SOURCE.samples(target, SampleOptions(max_samples=1))))
     with replaced_strategy(torch.ops.aten.tanh.default):
         register_op_strategy(torch.ops.aten.tanh.default)(lambda schema: None)
-        report = check_sample(sample, CheckOptions((MeshSpec((2,)),), sizes=1, claims_only=True))
+        report = check_sample(
+            sample, CheckOptions((MeshSpec((2,)),), sizes=1, claims_only=True, samples_called_again=0)
+        )
     assert {(one.verdict, one.message) for one in report.wrong} == {
         (VerdictKind.CRASH, "the rule raised NotImplementedError: the op's strategy returns None")
     }
@@ -170,7 +172,9 @@ def test_level_1_leaves_placements_of_the_users_own_to_ranks() -> None:
     (target,) = SOURCE.select(["aten.sum.default"])
     sample = next(iter(SOURCE.samples(target, SampleOptions(max_samples=1))))
     with replaced_strategy(torch.ops.aten.sum.default, lambda op, args, kwargs: [[Halves(), Shard(0)]]):
-        report = check_sample(sample, CheckOptions((MeshSpec((2,)),), sizes=1, claims_only=True))
+        report = check_sample(
+            sample, CheckOptions((MeshSpec((2,)),), sizes=1, claims_only=True, samples_called_again=0)
+        )
     assert not report.wrong
     assert report.untested["a placement of a class that is not torch's: level 2 only"]
 
@@ -189,7 +193,10 @@ def test_a_handler_that_does_not_come_back_is_called_a_few_times(monkeypatch: py
     (target,) = SOURCE.select(["aten.tanh.default"])
     samples = list(SOURCE.samples(target, SampleOptions(max_samples=3)))[:3]
     with replaced_handler(torch.ops.aten.tanh.default, waits_for_a_rank):
-        reports = [check_sample(one, CheckOptions((MeshSpec((2,)),), sizes=2, claims_only=True)) for one in samples]
+        reports = [
+            check_sample(one, CheckOptions((MeshSpec((2,)),), sizes=2, claims_only=True, samples_called_again=0))
+            for one in samples
+        ]
     assert {wrong.raised for report in reports for wrong in report.wrong} == {"TimeoutError"}
     assert len(calls) <= 4, "two calls on two ranks"
     assert sum(count for report in reports for why, count in report.untested.items() if "not come back" in why)

@@ -93,7 +93,9 @@ def test_a_rule_for_one_number_of_ranks_alone_is_found_out_there(ranks: int) -> 
         return expand_to_full_mesh_op_strategy(mesh, schema, [*alike(2, dims(given)), *wrong])  # type: ignore[arg-type]
 
     def found(beyond: tuple[MeshSpec, ...]) -> set[tuple[str, str]]:
-        options = CheckOptions((MeshSpec((2,)), MeshSpec((3,))), claims_only=True, beyond=beyond)
+        options = CheckOptions(
+            (MeshSpec((2,)), MeshSpec((3,))), claims_only=True, samples_called_again=0, beyond=beyond
+        )
         reports = [check_sample(sample, options) for sample in samples("aten.exp.default", 2)]
         return {(short(wrong.rule), wrong.mesh) for report in reports for wrong in report.wrong}
 
@@ -111,7 +113,9 @@ def test_a_rule_for_a_mesh_of_other_dims_is_found_out_there(shape: tuple[int, ..
         return expand_to_full_mesh_op_strategy(mesh, schema, [*alike(2, dims(given)), *wrong])  # type: ignore[arg-type]
 
     def found(beyond: tuple[MeshSpec, ...]) -> set[str]:
-        options = CheckOptions((MeshSpec((2,)), MeshSpec((3,)), MeshSpec((2, 2))), claims_only=True, beyond=beyond)
+        options = CheckOptions(
+            (MeshSpec((2,)), MeshSpec((3,)), MeshSpec((2, 2))), claims_only=True, samples_called_again=0, beyond=beyond
+        )
         reports = [check_sample(sample, options) for sample in samples("aten.exp.default", 2)]
         return {wrong.mesh for report in reports for wrong in report.wrong}
 
@@ -124,7 +128,9 @@ def test_a_rule_for_a_mesh_of_other_dims_is_found_out_there(shape: tuple[int, ..
 def test_a_strategy_that_is_not_told_the_mesh_is_not_asked_about_other_meshes(monkeypatch: pytest.MonkeyPatch) -> None:
     def asked(beyond: tuple[MeshSpec, ...]) -> int:
         calls.clear()
-        options = CheckOptions((MeshSpec((2,)), MeshSpec((3,))), claims_only=True, beyond=beyond)
+        options = CheckOptions(
+            (MeshSpec((2,)), MeshSpec((3,))), claims_only=True, samples_called_again=0, beyond=beyond
+        )
         check_sample(samples("aten.exp.default", 1)[0], options)
         return len(calls)
 
@@ -143,7 +149,9 @@ def test_a_rule_for_mesh_dims_of_one_name_is_found_out_where_a_mesh_has_it() -> 
 
     with replaced_strategy(aten.exp.default):
         register_op_strategy(aten.exp.default)(strategy)
-        options = CheckOptions((MeshSpec((2,)),), sizes=1, claims_only=True, beyond=(MeshSpec((4,)),))
+        options = CheckOptions(
+            (MeshSpec((2,)),), sizes=1, claims_only=True, samples_called_again=0, beyond=(MeshSpec((4,)),)
+        )
         reports = [check_sample(sample, options) for sample in samples("aten.exp.default", 1)]
     found = {wrong.mesh for report in reports for wrong in report.wrong}
     assert "2+tensor_parallel" in found
@@ -173,7 +181,9 @@ def test_a_strided_shard_that_a_rule_takes_for_a_plain_one_is_found_out() -> Non
 
 def test_a_strategy_that_is_not_told_the_mesh_is_not_tried_on_meshes_of_other_dims() -> None:
     def combinations(beyond: tuple[MeshSpec, ...]) -> int:
-        options = CheckOptions((MeshSpec((2,)), MeshSpec((2, 2))), claims_only=True, beyond=beyond)
+        options = CheckOptions(
+            (MeshSpec((2,)), MeshSpec((2, 2))), claims_only=True, samples_called_again=0, beyond=beyond
+        )
         return sum(check_sample(sample, options).runs for sample in samples("aten.exp.default", 2))
 
     with replaced_strategy(aten.exp.default, lambda op, args, kwargs: [[Shard(d)] * 2 for d in dims(args[0])]):
@@ -200,7 +210,10 @@ def test_channels_are_cut_where_a_sample_has_one_and_each_way_to_fail_is_told() 
     """Torch's own calls of the op have one channel. The wrong rules, one for rows and one for channels, read alike."""
     (target,) = SOURCE.select(["nn.functional.pixel_unshuffle"])
     found = [one for one in SOURCE.samples(target, SampleOptions()) if one.op == "aten.pixel_unshuffle.default"]
-    reports = [check_sample(one, CheckOptions((MeshSpec((2,)), MeshSpec((3,))), claims_only=True)) for one in found]
+    reports = [
+        check_sample(one, CheckOptions((MeshSpec((2,)), MeshSpec((3,))), claims_only=True, samples_called_again=0))
+        for one in found
+    ]
     told = {(short(one.rule), one.verdict) for one in wrong_rules(reports)}
     assert {("S(1) -> S(1)", VerdictKind.CRASH), ("S(1) -> S(1)", VerdictKind.WRONG_SHAPE)} <= told
 
@@ -215,7 +228,10 @@ def test_means_of_means_are_wrong_of_uneven_rows_where_a_pool_makes_one_of_all()
     with replaced_strategy(overload):
         per_mesh_dim(overload, rules)
         found = [one for target in SOURCE.select([str(overload)]) for one in SOURCE.samples(target, SampleOptions())]
-        reports = [check_sample(one, CheckOptions((MeshSpec((3,)),), claims_only=True)) for one in found]
+        reports = [
+            check_sample(one, CheckOptions((MeshSpec((3,)),), claims_only=True, samples_called_again=0))
+            for one in found
+        ]
         wrong = {short(one.rule) for report in reports for one in report.wrong}
     assert wrong
     assert wrong <= {"S(1) -> P(avg)", "S(2) -> P(avg)"}

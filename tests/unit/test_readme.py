@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import typer
+from forked_commands import run_python
 from torch.distributed.run import get_args_parser
 from torch_versions import needs_torch
 from typer.testing import CliRunner
@@ -98,14 +99,16 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def execute(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    """Run a command of a page with this Python, as someone with the distribution installed."""
+def execute(command: str, folder: Path, fresh: bool = False) -> subprocess.CompletedProcess[str]:
+    """Run a command of a page, in a fork of a process that has loaded torch; if ``fresh``, as a user starts it."""
     program, *arguments = shlex.split(command)
-    start = {"python": [sys.executable], "pytest": [sys.executable, "-m", "pytest"]}[program]
+    words = [*{"python": [], "pytest": ["-m", "pytest"]}[program], *arguments]
     names = ("PYTEST_ADDOPTS", "PYTEST_XDIST_WORKER", "PYTEST_XDIST_WORKER_COUNT", "PYTEST_XDIST_TESTRUNUID")
     environment = {name: value for name, value in os.environ.items() if name not in names}
+    if not fresh:
+        return run_python(*words, folder=folder, environment=environment)
     return subprocess.run(
-        [*start, *arguments],
+        [sys.executable, *words],
         cwd=folder,
         env=environment,
         stdin=subprocess.DEVNULL,
@@ -379,7 +382,7 @@ def test_the_picture_of_the_report_is_small() -> None:
 # ----------------------------------------------------------------------------------------------------- what is executed
 @pytest.mark.processes
 def test_help_lists_the_commands(tmp_path: Path, installed: None) -> None:
-    done = execute("python -m verifier --help", tmp_path)
+    done = execute("python -m verifier --help", tmp_path, fresh=True)
     assert done.returncode == 0, done.stderr
     assert all(name in done.stdout for name in ("run", "rules", "report", "gate", "replay"))
 
@@ -389,7 +392,7 @@ def test_own_strategy_is_refuted_as_shown(folder: Path, installed: None) -> None
     block = marked("my rules on ranks")
     run, replay, report = block.text.splitlines()
 
-    done = execute(run, folder)
+    done = execute(run, folder, fresh=True)
     assert done.returncode == 1, done.stdout + done.stderr
     record = RunStore(folder / "reports").newest()
     assert record is not None

@@ -84,19 +84,19 @@ class Extents:
         wanted, chosen, tries = _WANTED[size], dict[Group, int](), 0
         assert wanted is not None
         together = {group: wanted[n % len(wanted)] for n, group in enumerate(self._free)}
-        if accepts(whole := self._with(together)):
+        if (whole := self._taken(together)) is not None:
             return whole
         for number, group in enumerate(self._free):
             for extent in _candidates(self.extent(group), wanted[number % len(wanted)]):
                 tries += 1
-                if tries < _MOST_CALLS and accepts(self._with({**chosen, group: extent})):
+                if tries < _MOST_CALLS and self._taken({**chosen, group: extent}) is not None:
                     chosen[group] = extent
                     break
         for extents in self._in_proportion([group for group in self._free if group not in chosen], wanted[0]):
             tries += 1
-            if tries < _MOST_CALLS and not chosen.keys() & extents.keys() and accepts(self._with(chosen | extents)):
+            if tries < _MOST_CALLS and not chosen.keys() & extents.keys() and self._taken(chosen | extents) is not None:
                 chosen |= extents
-        return self._with(chosen) if chosen else None
+        return self._taken(chosen) if chosen else None
 
     def _in_proportion(self, groups: Sequence[Group], wanted: int) -> Iterator[dict[Group, int]]:
         """Yield other extents for two groups of which one is a multiple of the other, as of rows and their blocks."""
@@ -111,18 +111,20 @@ class Extents:
         """The groups whose extents are not 0 or 1, which are such on purpose."""
         return [group for group in self.groups if self.extent(group) > 1]
 
-    def _with(self, extents: Mapping[Group, int]) -> Call:
-        """Return the call with other extents; with it change integers that are such an extent, and then indices.
+    def _taken(self, extents: Mapping[Group, int]) -> Call | None:
+        """Return the first call with other extents that the op takes; None if it takes none.
 
-        The first such call that the op takes is returned, else the one with nothing else changed.
+        With the extents change integers that are such an extent, and then indices. Only different calls are tried.
         """
-        ways = [self.resized(extents, integers, indices) for integers in (True, False) for indices in (False, True)]
-        return next(filter(accepts, ways), ways[2])
+        before = {self.extent(group) for group in extents}
+        counts = any(type(leaf) is int and leaf > 1 and leaf in before for leaf in self.call.leaves)
+        indices = any(isinstance(leaf, torch.Tensor) and _may_be_indices(leaf) for leaf in self.call.leaves)
+        ways = itertools.product((True, False) if counts else (True,), (False, True) if indices else (False,))
+        return next(filter(accepts, (self.resized(extents, *way) for way in ways)), None)
 
     def other(self, group: Group, extent: int) -> Call | None:
         """Return the call with another extent of one group, and of what changes with it; None if it is not taken."""
-        call = self._with({group: extent}) if extent != self.extent(group) else None
-        return call if call is not None and accepts(call) else None
+        return self._taken({group: extent}) if extent != self.extent(group) else None
 
     def resized(self, extents: Mapping[Group, int], integers: bool = False, indices: bool = False) -> Call:
         """Return the call with other extents of some groups; elements are those of the call, repeated.
@@ -173,9 +175,14 @@ def _repeated(tensor: torch.Tensor, shape: list[int]) -> torch.Tensor:
     return tensor.reshape(-1)[torch.arange(math.prod(shape)) % tensor.numel()].view(shape)
 
 
+def _may_be_indices(tensor: torch.Tensor) -> bool:
+    floats = tensor.is_floating_point() or tensor.is_complex()
+    return not floats and tensor.dtype != torch.bool and tensor.numel() > 0
+
+
 def _below(tensor: torch.Tensor, extents: Mapping[int, int]) -> torch.Tensor:
     """Return integers that may be indices, below the new one of each extent that they were below."""
-    if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool or not tensor.numel():
+    if not _may_be_indices(tensor):
         return tensor
     bounds = [new for old, new in extents.items() if old > int(tensor.max()) and new > 0]
     return tensor % min(bounds) if bounds else tensor
