@@ -17,6 +17,7 @@ from verifier.core.verdict import VerdictKind
 from verifier.core.wording import NO_SAMPLES
 from verifier.findings.attribution import Attribution
 from verifier.findings.record import SCRIPT_RAN
+from verifier.meshes.flight import Hangs
 from verifier.meshes.lanes import Lanes
 from verifier.meshes.pool import Pool, PoolSet
 from verifier.meshes.processes import RulesNotInRanks, Starter
@@ -176,12 +177,16 @@ class _RulesRun:
         wrong = [wrong_rules(op.reports) for op in self.ops]
         most = min(self.plan.jobs, len(os.sched_getaffinity(0)), max(map(len, self._by_dims(wrong))))
         imports, seeds = tuple(header.imports), self._hash_seeds(tried)
-        starter = Starter(imports, hash_seeds=seeds)
-        lanes = Lanes(lambda: PoolSet(lambda key: Pool(key, imports, TRIAL_LIMIT, starter=starter)), max(1, most))
+        starter, hangs = Starter(imports, hash_seeds=seeds), Hangs() if imports else None
+
+        def ranks() -> PoolSet:
+            return PoolSet(lambda key: Pool(key, imports, TRIAL_LIMIT, starter=starter, hangs=hangs))
+
+        lanes = Lanes(ranks, max(1, most))
         pools = lanes.first
 
         def afresh(trial: Trial) -> Observation:
-            with closing(PoolSet(lambda key: Pool(key, imports, TRIAL_LIMIT, starter=starter))) as new:
+            with closing(ranks()) as new:
                 return new.run_alone(trial)
 
         baseline, attribution = self.plan.baseline, None
