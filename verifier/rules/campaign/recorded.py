@@ -24,7 +24,9 @@ from verifier.meshes.processes import RulesNotInRanks, Starter
 from verifier.meshes.remedied import run_remedied
 from verifier.records.schema import (
     INTERRUPTED,
+    NOT_REACHED,
     UNCONFIRMED,
+    WRONG_SAMPLES,
     ConfirmationRecord,
     GraphRecord,
     OpRulesRecord,
@@ -148,7 +150,7 @@ class _RulesRun:
                 op.died.append(f"{name}, {where}: {how}" + (f": {detail}" if detail else ""))
                 return
             case GaveUp(why=why):
-                op.given_up.append(f"samples after the crash were not reached: {why}")
+                op.given_up.append(f"{NOT_REACHED}{why}")
             case Failed(traceback=text):
                 self.errors.append(f"{name}: {text.strip()}")
             case Finished():
@@ -292,6 +294,7 @@ class _RulesRun:
         why = NO_SAMPLES if complete else INTERRUPTED
         skipped = [UntestedRecord(name, why, 1) for name in not_reached]
         skipped += [UntestedRecord(name, NO_SAMPLES, 1) for name in plan.without_samples]
+        skipped += [UntestedRecord(name, f"{WRONG_SAMPLES}{wrong}", 1) for name, wrong in plan.wrong_samples.items()]
         return RunRecord(
             header=header,
             seconds=round(seconds, 3),
