@@ -219,7 +219,7 @@ def _targets(values: Iterable[Any]) -> Iterable[Placements]:
 
 def _kept(value: Any, kept: tuple[int, ...]) -> Any:
     if _is_target(value):
-        return type(value)(value[mesh_dim] for mesh_dim in kept)
+        return type(value)(value[mesh_dim] for mesh_dim in kept if mesh_dim < len(value))  # it may list too few
     if isinstance(value, list | tuple):
         return type(value)(_kept(item, kept) for item in value)
     return value

@@ -19,7 +19,7 @@ from verifier.findings.record import message
 from verifier.oracle.comparison import Spot
 from verifier.oracle.reference import make_reference
 from verifier.oracle.verdicts import judge
-from verifier.programs import tell_apart_by
+from verifier.programs import keep_mesh_dims, targets, tell_apart_by
 from verifier.torch_internals.placements import Combination
 
 MESH = MeshSpec((2,))
@@ -50,6 +50,16 @@ CHOICE = "_select_min_redistribute_cost", "_sharding_prop.py"
 ONE = torch.ones(2)
 RELU, NEG, IN_PLACE = case("relu.default", ONE), case("neg.default", ONE), case("relu_.default", ONE)
 OUT = case("relu.out", ONE, out=torch.empty(2))
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_a_call_may_list_more_or_fewer_placements_than_the_mesh_has_dims(count: int) -> None:
+    """Such a call is a finding like any other: neither its group nor its trial on a smaller mesh ends the tool."""
+    given = OpCase("dtensor.redistribute", RELU.call, (torch.ones(4), [[S] * count]))
+    failure = replace(crash(RELU, ((R, R),)), trial=Trial(given, MeshSpec((2, 2)), ((R, R),)))
+    on_one_dim = replace(failure, trial=Trial(given, MESH, ((R,),)))
+    assert [group_key(one).rpartition(": ")[0] for one in (failure, on_one_dim)]
+    assert targets(keep_mesh_dims(given, (1,))) == (((S,),) if count > 1 else ())
 
 
 def test_what_any_op_meets_is_one_finding_and_names_the_ops() -> None:

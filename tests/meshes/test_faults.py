@@ -18,7 +18,7 @@ from verifier.core.case import MeshSpec, Trial
 from verifier.core.observation import Fate, ProcessReport, Raised
 from verifier.core.verdict import Phase, VerdictKind
 from verifier.meshes.crew import PoolKey
-from verifier.meshes.flight import Flight, Terms
+from verifier.meshes.flight import Flight, Hangs, Terms
 from verifier.meshes.pool import Pool
 from verifier.meshes.processes import PoolError
 from verifier.oracle.reference import make_reference
@@ -70,6 +70,52 @@ def test_a_fault_is_the_verdict_of_its_trial(
     assert pool.restarts == restarts + 1
     assert len(pool.pids) == MESH.world_size
     assert wait_for_end(list(set(pids) - set(pool.pids)), 0) == []
+
+
+def test_an_op_that_has_hung_is_not_waited_for_as_long_if_it_hangs_in_the_same_way() -> None:
+    """The first hang takes the whole limit. Verdicts are the same; a trial that hangs elsewhere gets its whole time."""
+    hangs = Hangs()
+    with Pool(PoolKey.of(MESH), trial_limit=TRIAL_LIMIT, grace=0.5, hangs=hangs) as pool:
+        hanging = trial("P(sum)", "hang:1")
+        observations = list(pool.run([hanging, hanging, *BATCH, trial("S(1)", "hang:1")]))
+    assert [one.fate for one in observations] == [Fate.HANG] * 2 + [Fate.COMPLETED] * len(BATCH) + [Fate.HANG]
+    assert kinds(observations) == [VerdictKind.HANG] * 2 + [VerdictKind.PASS] * len(BATCH) + [VerdictKind.HANG]
+    details = [one.detail for one in observations if one.fate is Fate.HANG]
+    assert details[:2] == ["after 3 s: ranks 0, 1 in forward", "after 0.6 s: ranks 0, 1 in forward"]
+    assert details[2].startswith("after 3 s: rank 0 in ")  # no collective keeps rank 0 in the forward call
+    assert [one.seconds > TRIAL_LIMIT for one in observations if one.fate is Fate.HANG] == [True, False, True]
+
+
+@pytest.mark.parametrize(
+    ("op", "states", "used", "waits"),
+    [
+        (CASE.op, ("in forward", "in exchange"), 0.0, True),
+        ("another", ("in forward", "in exchange"), 0.0, False),
+        (CASE.op, ("in backward", "in exchange"), 0.0, False),
+        (CASE.op, ("in forward", "in exchange"), 0.5, False),
+    ],
+)
+def test_what_hangs_as_before(op: str, states: tuple[str, ...], used: float, waits: bool) -> None:
+    """Only ranks that are idle where they hung before are given up early: one that computes may yet come through."""
+    hangs, clock = Hangs(), [0.0]
+    hangs.note(op, ["in exchange", "in forward"])
+
+    def computed() -> list[float]:
+        clock[0] += used
+        return [clock[0], 0.0]
+
+    flight = Flight(trial("S(0)"), Terms(2, 10.0, 0.25, True, computed, hangs, lambda: states))
+    flight.begin()
+    limits = []
+    for _ in range(2):
+        limits.append(flight.limit)
+        fate = flight.fate((), silent=True)
+    assert (fate is Fate.HANG and limits[-1] < 5.0) == waits
+    if op == CASE.op:
+        assert limits == pytest.approx([1.0, 2.0])
+        assert flight.waited == pytest.approx(2.0) if waits else flight.limit == pytest.approx(5.0)
+    else:
+        assert limits == [5.0, 10.0]
 
 
 def test_a_rank_that_raises_alone_costs_no_restart(pool: Pool) -> None:

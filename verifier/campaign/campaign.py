@@ -31,7 +31,7 @@ from verifier.planning.drawing import draw_each
 from verifier.planning.families import DrawContext, Family, budget_of
 from verifier.planning.steering import Steering
 from verifier.planning.trials import plan_case
-from verifier.records.schema import INTERRUPTED, OUT_OF_TIME, KnownRecord
+from verifier.records.schema import INTERRUPTED, OUT_OF_TIME, WRONG_SAMPLES, KnownRecord
 from verifier.torch_internals.placements import Combination
 
 __all__ = ["Campaign"]
@@ -103,6 +103,8 @@ class Campaign:
             self.emit(event)
         for op in self.plan.without_samples:
             self.emit(CaseSkipped(op, NO_SAMPLES, recalled=self._past.resumed))
+        for op, wrong in self.plan.wrong_samples.items():
+            self.emit(CaseSkipped(op, f"{WRONG_SAMPLES}{wrong}", recalled=self._past.resumed))
         try:
             self._investigation.replay_known()
             for number, mesh in enumerate(self.plan.meshes):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -26,6 +27,8 @@ class Plan:
         The ops to draw, by family name.
     without_samples
         Ops that were to be verified and that no family draws.
+    wrong_samples
+        Ops that were to be verified and whose declared samples are wrong, with what is wrong.
     combinations
         The most combinations of a case; if there are more, a pairwise sample is taken.
     jobs
@@ -64,6 +67,7 @@ class Plan:
     rank_memory: int | None = None
     cluster: Cluster | None = None
     without_samples: tuple[str, ...] = ()
+    wrong_samples: Mapping[str, str] = field(default_factory=dict)
     minimising: float | None = None
     meshes_named: bool = False
     hash_seeds: int | None = None

@@ -10,6 +10,7 @@ from verifier.campaign.plan import Plan
 from verifier.core.interrupts import ReportInterrupted, RunInterrupted, one_interrupt_at_a_time
 from verifier.events import Event, Listener, PoolRestarted
 from verifier.meshes.crew import PoolKey
+from verifier.meshes.flight import Hangs
 from verifier.meshes.pool import Pool, PoolSet
 from verifier.meshes.processes import Starter
 from verifier.planning.families import LoadedLate
@@ -38,18 +39,19 @@ def campaign_on_ranks(plan: Plan, emit: Listener, past: Past | None = None) -> C
     if plan.cluster is not None:  # ranks that torchrun has started have the hash seeds that it gave them
         return Campaign(plan, _pools(plan, emit, plan.cluster.starter(imports, memory)), emit, past)
     starter = _starter(plan)
-    alike = _pools(plan, emit, Starter(imports, memory, hash_seeds=1), keep=1)
-    beside = [_pools(plan, emit, starter, keep=1) for _ in range(plan.jobs - 1)]
-    return Campaign(plan, _pools(plan, emit, starter), emit, past, alike, beside=beside)
+    hangs = Hangs() if imports else None  # rules of an import may hang at every combination
+    alike = _pools(plan, emit, Starter(imports, memory, hash_seeds=1), 1, hangs)
+    beside = [_pools(plan, emit, starter, 1, hangs) for _ in range(plan.jobs - 1)]
+    return Campaign(plan, _pools(plan, emit, starter, hangs=hangs), emit, past, alike, beside=beside)
 
 
 def _starter(plan: Plan) -> Starter:
     return Starter(plan.imports, plan.rank_memory, plan.hash_seeds)
 
 
-def _pools(plan: Plan, emit: Listener, starter: Starter, keep: int = 2) -> PoolSet:
+def _pools(plan: Plan, emit: Listener, starter: Starter, keep: int = 2, hangs: Hangs | None = None) -> PoolSet:
     def make(key: PoolKey) -> Pool:
-        return Pool(key, plan.imports, plan.trial_limit, memory_limit=plan.rank_memory, starter=starter)
+        return Pool(key, plan.imports, plan.trial_limit, memory_limit=plan.rank_memory, starter=starter, hangs=hangs)
 
     return PoolSet(make, keep, lambda mesh, reason, seconds: emit(PoolRestarted(mesh, reason, seconds)))
 

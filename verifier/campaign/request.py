@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
@@ -94,8 +94,9 @@ def make_plan(request: Request, baseline: Baseline, cluster: Cluster | None = No
         raise ValueError("no family is installed; install the distribution (pip install -e .), not the folder alone")
     asked = patterns_of_imports(request.patterns, request.imports, request.only)
     without_samples: tuple[str, ...] = ()
+    wrong_samples: Mapping[str, str] = {}
     if asked and not request.patterns:
-        selected, without_samples = select_registered(asked, families)
+        selected, without_samples, wrong_samples = select_registered(asked, families)
     else:
         selected = select_ops(asked, families)
     profile = _profile(request)
@@ -153,6 +154,7 @@ def make_plan(request: Request, baseline: Baseline, cluster: Cluster | None = No
         rank_memory=rank_memory,
         cluster=cluster,
         without_samples=without_samples,
+        wrong_samples=wrong_samples,
         meshes_named=bool(request.meshes or profile.meshes),
         jobs=jobs,
         trial_limit=profile.trial_limit,

@@ -172,5 +172,8 @@ def write_run(run: RunRecord, baseline: Path, output: Format, folder: Path) -> N
 
 
 def exit_status(run: RunRecord, baseline: Path) -> int:
-    """Return the exit status of the gate for a run today: 0, 1 or 2."""
-    return decide(run, load_given_baseline(baseline), datetime.now(UTC).date()).exit_status
+    """Return the exit status of the gate for a run today: 0, 1 or 2; say on stderr of what it is no evidence."""
+    decision = decide(run, load_given_baseline(baseline), datetime.now(UTC).date())
+    for one in decision.unanswered:
+        sys.stderr.write(plain_text(f"NO EVIDENCE {one.why}\n  {one.remedy}\n"))
+    return decision.exit_status

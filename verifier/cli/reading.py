@@ -250,8 +250,9 @@ def names_to_verify(patterns: Sequence[str], imports: Sequence[str]) -> Iterator
     run_imports(imports)
     families = installed_families()
     left: tuple[str, ...] = ()
+    wrong: dict[str, str] = {}
     if imports and not patterns:
-        selected, left = select_registered(registered_by(imports), families)
+        selected, left, wrong = select_registered(registered_by(imports), families)
     else:
         selected = select_ops(patterns, families) if patterns else {
             name: ops for name, family in families.items() if (ops := tuple(family.select("*")))
@@ -260,4 +261,5 @@ def names_to_verify(patterns: Sequence[str], imports: Sequence[str]) -> Iterator
         yield f"family {name}: {plural(len(ops), 'op')}" + ("" if not families[name].broad else ", each drawn if named")
         yield from (f"  {op}" for op in ops)
     yield from (f"{op} {NO_SAMPLES}" for op in left)
+    yield from dict.fromkeys(wrong.values())
     yield f"meshes by default: {' '.join(DEFAULT_MESHES)}; any shape of 1 to 3 dims, as 4, 2x2, 2x2+flat or simulated:8"

@@ -15,6 +15,7 @@ from verifier.findings.kernels import is_dtype_of_empty_shards
 from verifier.findings.keys import Anywhere, ByMeshDim
 from verifier.findings.script.render import run_script, without_imports
 from verifier.meshes.crew import PoolKey
+from verifier.meshes.flight import Hangs
 from verifier.meshes.pool import Pool, PoolSet
 from verifier.meshes.processes import Starter
 from verifier.meshes.remedied import run_remedied
@@ -61,8 +62,10 @@ def mended_beside_rules(
         for one in blamed
     ]
 
+    hangs = Hangs()
+
     def make(key: PoolKey) -> Pool:
-        return Pool(key, imports, _LIMIT, starter=Starter(imports, None, hash_seeds=1))
+        return Pool(key, imports, _LIMIT, starter=Starter(imports, None, hash_seeds=1), hangs=hangs)
 
     found: dict[str, str] = {}
     with closing(PoolSet(make, 1, lambda _mesh, _reason, _seconds: None)) as pools:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 
@@ -17,7 +17,7 @@ from verifier.gate.evidence import Evidence, NoEvidence, proves
 from verifier.gate.question import imports_text, replaced_text
 from verifier.gate.regret import OverBudget, RegretDecision, over_budget
 from verifier.gate.rule_changes import RuleChange
-from verifier.records.schema import FindingRecord, RunHeader, RunRecord
+from verifier.records.schema import NOT_REACHED, WRONG_SAMPLES, FindingRecord, RunHeader, RunRecord
 
 __all__ = [
     "GateDecision",
@@ -193,9 +193,11 @@ def decide_all(
     - Rules that imports have lost fail the gate only with ``fail_on_lost``.
     """
     decision = _decide(evidence.question.describe(), evidence.runs, baseline, today, special_values)
+    lacking = [one for run in evidence.runs for op, one in _without_evidence(run) if evidence.question.asks_op(op)]
     untested = tuple(item for item in decision.untested if evidence.question.asks_op(item.op))
+    unanswered = tuple(dict.fromkeys((*evidence.unanswered, *lacking)))
     return replace(
-        decision, untested=untested, unanswered=evidence.unanswered, left_out=evidence.left_out,
+        decision, untested=untested, unanswered=unanswered, left_out=evidence.left_out,
         unchanged=evidence.unchanged, lost=evidence.lost, fail_on_lost=fail_on_lost,
     )  # fmt: skip
 
@@ -267,7 +269,21 @@ def _decide(
         errors=errors,
         rules=any(run.rules is not None for run in runs),
         imports=tuple(dict.fromkeys(name for run in runs for name in run.header.imports)),
+        unanswered=tuple(dict.fromkeys(one for run in runs for _, one in _without_evidence(run))),
     )
+
+
+def _without_evidence(run: RunRecord) -> Iterator[tuple[str, NoEvidence]]:
+    """Yield the ops of which a run is no evidence though it is complete, and why."""
+    for one in run.untested:
+        if one.reason.startswith(WRONG_SAMPLES):
+            why = one.reason.removeprefix(WRONG_SAMPLES)
+            yield one.what, NoEvidence(why, "correct the samples; the other ops were verified")
+    for name, op in run.rules.ops.items() if run.rules is not None else ():
+        for reason in op.untested:
+            if reason.startswith(NOT_REACHED):
+                remedy = "what makes them or what they call ends the process; correct that, or leave them out"
+                yield next(iter(op.overloads), name), NoEvidence(f"{name}: {reason}", remedy)
 
 
 def _own(finding: FindingRecord, header: RunHeader) -> tuple[str, ...]:

@@ -339,7 +339,8 @@ class _Collection:
                     cells.setdefault(cell, Counter()).update(counts)
         for pattern in self.question.patterns:
             mine = {cell: counts for cell, counts in cells.items() if names_op(pattern, cell[0])}
-            if not mine and selected((pattern,)) is None:
+            own = any(names_op(pattern, op) for run in self.counted for op in run.header.own_rules)
+            if not mine and not own and selected((pattern,)) is None:
                 select_ops((pattern,), families())  # raises, with the nearest name
             if any(names_op(pattern, op) for op in self.stale_ops):
                 continue  # the stale run is named

@@ -19,7 +19,7 @@ from verifier.core.verdict import Phase
 from verifier.execution.imports import is_importing
 from verifier.execution.packing import pack
 from verifier.meshes.crew import Crew, PoolKey
-from verifier.meshes.flight import Flight, Terms
+from verifier.meshes.flight import Flight, Hangs, Terms
 from verifier.meshes.processes import Gone, PoolError, Starter
 from verifier.meshes.tasks import Task, TaskOutcome
 from verifier.processes.limits import is_out_of_memory, memory_note
@@ -62,6 +62,9 @@ class Pool:
         Starts the processes, with the same ``imports`` and ``memory_limit``; by default on this machine.
     imported_here
         Whether this process has run ``imports``, too. If so, ranks with other rules are an error.
+    hangs
+        The hangs of trials before, also of other pools: trials that hang in the same way are not waited for as long.
+        Without them each hang takes its whole limit.
 
     Attributes
     ----------
@@ -88,8 +91,10 @@ class Pool:
         memory_limit: int | None = None,
         starter: Starter | None = None,
         imported_here: bool = False,
+        hangs: Hangs | None = None,
     ) -> None:
         self.key = key
+        self.hangs = hangs
         self.trial_limit = trial_limit
         self.grace = grace
         self.on_restart = on_restart
@@ -251,7 +256,10 @@ class Pool:
         self._lost = lost = self._give_out(message)
         processes = enumerate(self._crew.processes)
         waiting = {process.connection: index for index, process in processes if index not in lost}
-        terms = Terms(self.size, self.trial_limit, self.grace, self.key.device == "cpu", self._computed)
+        terms = Terms(
+            self.size, self.trial_limit, self.grace, self.key.device == "cpu", self._computed, self.hangs,
+            lambda: self._states(flight),
+        )  # fmt: skip
         flights = {number: Flight(trials[number], terms) for number in range(first, len(trials))}
         for number in range(first, len(trials)):
             flight, silent = flights[number], False
@@ -264,6 +272,8 @@ class Pool:
                 self._recover(f"between trials: {self._who_died(dead)}")
                 return
             observation = self._ended(flight, fate, dead or sorted(lost))
+            if fate is Fate.HANG and self.hangs is not None and isinstance(flight.trial, Trial):
+                self.hangs.note(flight.trial.case.op, self._states(flight))
             yield observation
             if fate is not Fate.COMPLETED or self._out_of_step(observation):
                 return
@@ -350,8 +360,8 @@ class Pool:
             texts.append(f"{note}rank {index} ended with {ending} in {process.phase}" + (f": {tail}" if tail else ""))
         return "; ".join(texts)
 
-    def _who_waits(self, flight: Flight) -> str:
-        """Return where each rank is: ``ranks 0, 2 in forward, rank 1 raised IndexError``."""
+    def _states(self, flight: Flight) -> dict[str, list[int]]:
+        """Return the ranks by their states, such as ``in forward``, ``raised IndexError in forward`` and ``done``."""
         by_state: dict[str, list[int]] = {}
         for index, process in enumerate(self._crew.processes):
             if index in flight.raised:
@@ -363,10 +373,14 @@ class Pool:
             else:
                 state = f"in {process.phase}"
             by_state.setdefault(state, []).append(index)
-        waited = self.trial_limit * len(flight.looks) / 2 if flight.looks else flight.limit
-        limit = flight.patience if flight.raised else waited
+        return by_state
+
+    def _who_waits(self, flight: Flight) -> str:
+        """Return where each rank is: ``ranks 0, 2 in forward, rank 1 raised IndexError``."""
+        limit = flight.patience if flight.raised else flight.waited
         parts = [
-            f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))} {state}" for state, ranks in by_state.items()
+            f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))} {state}"
+            for state, ranks in self._states(flight).items()
         ]
         return f"after {limit:g} s: {', '.join(parts)}"
 

@@ -110,11 +110,15 @@ def in_order(placements: Placements, mesh_shape: Sequence[int], order: Sequence[
 def is_shard_order(placements: Placements, mesh_shape: Sequence[int]) -> bool:
     """Return whether :func:`in_order` gives ``placements`` for some order; it does if no shard is strided.
 
-    Other strided shards are results of views.
+    Other strided shards are results of views. What a call lists may be more placements than the mesh has dims.
 
     >>> is_shard_order((strided_shard(0, 2), Replicate()), (2, 2))
     False
+    >>> is_shard_order((Shard(0), Shard(0)), (2,))
+    True
     """
+    if len(placements) > len(mesh_shape):
+        return all(strides_of(p) is None for p in placements)
     plain = tuple(p if (cut := strides_of(p)) is None else Shard(cut[0]) for p in placements)
     orders = itertools.permutations(range(len(mesh_shape)))
     return any(in_order(plain, mesh_shape, order) == placements for order in orders)

@@ -247,18 +247,30 @@ def select_ops(patterns: Sequence[str], families: dict[str, Family]) -> dict[str
 
 def select_registered(
     ops: Sequence[str], families: dict[str, Family]
-) -> tuple[dict[str, tuple[str, ...]], tuple[str, ...]]:
-    """Return which of the overloads ``ops`` each family draws, and those that no family draws."""
+) -> tuple[dict[str, tuple[str, ...]], tuple[str, ...], dict[str, str]]:
+    """Return which of the overloads ``ops`` each family draws, those that no family draws, and those left out.
+
+    The last are those whose declared samples are wrong, with what is wrong.
+
+    Raises
+    ------
+    SamplesError
+        If all declared samples are wrong.
+    """
     selected: dict[str, dict[str, None]] = {}
     left = []
+    wrong: dict[str, str] = {}
     for op in ops:
         try:
             found = select_ops((op,), families)
-        except SamplesError:
-            raise
+        except SamplesError as error:
+            wrong[op] = str(error)
+            continue
         except ValueError:
             left.append(op)
             continue
         for name, drawn in found.items():
             selected.setdefault(name, {}).update(dict.fromkeys(drawn))
-    return {name: tuple(drawn) for name, drawn in selected.items()}, tuple(left)
+    if wrong and not selected:
+        raise SamplesError("; ".join(dict.fromkeys(wrong.values())))
+    return {name: tuple(drawn) for name, drawn in selected.items()}, tuple(left), wrong

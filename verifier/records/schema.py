@@ -29,6 +29,12 @@ GONE = "did not fail"
 NOT_RUN = "not run"
 """Outcomes of a finding's script; others say how it broke off."""
 
+WRONG_SAMPLES = "wrong samples: "
+"""What begins the reason for which an op was not tried: its declared samples are no calls of it."""
+
+NOT_REACHED = "samples after the crash were not reached: "
+"""What begins the reason for which samples of an op were not checked: their maker, or too many calls, ended workers."""
+
 INTERRUPTED = "interrupted"
 """Why something was not tried: a Ctrl-C ended the run."""
 

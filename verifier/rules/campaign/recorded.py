@@ -17,13 +17,16 @@ from verifier.core.verdict import VerdictKind
 from verifier.core.wording import NO_SAMPLES
 from verifier.findings.attribution import Attribution
 from verifier.findings.record import SCRIPT_RAN
+from verifier.meshes.flight import Hangs
 from verifier.meshes.lanes import Lanes
 from verifier.meshes.pool import Pool, PoolSet
 from verifier.meshes.processes import RulesNotInRanks, Starter
 from verifier.meshes.remedied import run_remedied
 from verifier.records.schema import (
     INTERRUPTED,
+    NOT_REACHED,
     UNCONFIRMED,
+    WRONG_SAMPLES,
     ConfirmationRecord,
     GraphRecord,
     OpRulesRecord,
@@ -147,7 +150,7 @@ class _RulesRun:
                 op.died.append(f"{name}, {where}: {how}" + (f": {detail}" if detail else ""))
                 return
             case GaveUp(why=why):
-                op.given_up.append(f"samples after the crash were not reached: {why}")
+                op.given_up.append(f"{NOT_REACHED}{why}")
             case Failed(traceback=text):
                 self.errors.append(f"{name}: {text.strip()}")
             case Finished():
@@ -176,12 +179,16 @@ class _RulesRun:
         wrong = [wrong_rules(op.reports) for op in self.ops]
         most = min(self.plan.jobs, len(os.sched_getaffinity(0)), max(map(len, self._by_dims(wrong))))
         imports, seeds = tuple(header.imports), self._hash_seeds(tried)
-        starter = Starter(imports, hash_seeds=seeds)
-        lanes = Lanes(lambda: PoolSet(lambda key: Pool(key, imports, TRIAL_LIMIT, starter=starter)), max(1, most))
+        starter, hangs = Starter(imports, hash_seeds=seeds), Hangs() if imports else None
+
+        def ranks() -> PoolSet:
+            return PoolSet(lambda key: Pool(key, imports, TRIAL_LIMIT, starter=starter, hangs=hangs))
+
+        lanes = Lanes(ranks, max(1, most))
         pools = lanes.first
 
         def afresh(trial: Trial) -> Observation:
-            with closing(PoolSet(lambda key: Pool(key, imports, TRIAL_LIMIT, starter=starter))) as new:
+            with closing(ranks()) as new:
                 return new.run_alone(trial)
 
         baseline, attribution = self.plan.baseline, None
@@ -287,6 +294,7 @@ class _RulesRun:
         why = NO_SAMPLES if complete else INTERRUPTED
         skipped = [UntestedRecord(name, why, 1) for name in not_reached]
         skipped += [UntestedRecord(name, NO_SAMPLES, 1) for name in plan.without_samples]
+        skipped += [UntestedRecord(name, f"{WRONG_SAMPLES}{wrong}", 1) for name, wrong in plan.wrong_samples.items()]
         return RunRecord(
             header=header,
             seconds=round(seconds, 3),

@@ -86,6 +86,8 @@ class RulesPlan:
     baseline: Baseline = field(default_factory=Baseline)
     without_samples: tuple[str, ...] = ()
     """Ops that were to be checked and of which no source has samples."""
+    wrong_samples: Mapping[str, str] = field(default_factory=dict)
+    """Ops that were to be checked and whose declared samples are wrong, with what is wrong."""
     meshes_named: bool = False
     """Whether the user named the meshes; entries of the baseline on other meshes are then not tried again."""
     answers: str = ""
@@ -122,7 +124,11 @@ def make_rules_plan(request: RulesRequest, baseline: Baseline) -> RulesPlan:
     with imports_beside(request.imports) as imports:
         asked = patterns_of_imports(request.patterns, request.imports, request.only)
         registered = bool(asked) and not request.patterns
-        targets, without_samples = _targets_of_ops(asked) if registered else (_targets(asked), ())
+        wrong_samples = errors_of_samples(asked) if registered else {}
+        right = [op for op in asked if op not in wrong_samples]
+        if wrong_samples and not right:
+            raise SamplesError("; ".join(dict.fromkeys(wrong_samples.values())))
+        targets, without_samples = _targets_of_ops(right) if registered else (_targets(asked), ())
     own = own_rules()
     if own and request.world_sizes is None and not request.meshes:
         check = replace(check, beyond=BEYOND, samples_with_products=request.max_samples)
@@ -151,6 +157,7 @@ def make_rules_plan(request: RulesRequest, baseline: Baseline) -> RulesPlan:
         jobs=request.jobs if request.jobs is not None else len(os.sched_getaffinity(0)),
         baseline=baseline.about(imports, own),
         without_samples=without_samples,
+        wrong_samples=wrong_samples,
         meshes_named=bool(request.meshes) or request.world_sizes is not None,
     )
 
