@@ -11,12 +11,13 @@ import torch
 from strategies.opinfo.calls.by_op import Template, spread
 from strategies.opinfo.calls.call import Call, parameters, quiet
 from strategies.opinfo.calls.capture import Origin
-from strategies.opinfo.calls.running import accepts, has_other_shapes, undeclared_write
+from strategies.opinfo.calls.running import accepts, has_other_dtypes, has_other_shapes, undeclared_write
 from strategies.opinfo.samples.argument_spellings import Variation, spellings, with_value
 from strategies.opinfo.samples.branches import without_tensors
 from strategies.opinfo.samples.extents import Extents, rare_extents
 from strategies.opinfo.samples.sample import OpInfoSample, changes_of
 from strategies.own_ops.arguments import other_arguments
+from strategies.own_ops.beyond import beyond_numbers, misdescribed_extents
 from strategies.own_ops.from_schema import calls_from_schema
 from strategies.own_ops.names import own_ops, own_ops_named
 from verifier.core.errors import SamplesError
@@ -27,7 +28,12 @@ from verifier.torch_internals.names import OpOverload
 
 __all__ = ["SOURCE", "OwnSource", "own_samples"]
 
-_CLASSES = ((spellings, 4, None, False), (rare_extents, 8, None, True), (other_arguments, 12, 3, True))
+_CLASSES = (
+    (spellings, 4, None, False),
+    (rare_extents, 8, None, True),
+    (other_arguments, 12, 3, True),
+    (beyond_numbers, 6, 2, True),
+)
 """Changes of calls, how many are made, of how many samples, and whether they are rare."""
 _COMPLETED, _MOST_COMPLETED = 3, 6
 """So many samples get the optional tensors of other examples; so many calls are made of that."""
@@ -134,6 +140,7 @@ def own_samples(name: str, options: SampleOptions) -> Iterator[OpInfoSample]:
                         yield other
         if options.rare:
             yield from _with_optional_tensors(samples[:_COMPLETED], made, seen)
+            yield from _misdescribed(samples[:_COMPLETED])
 
 
 def _with_optional_tensors(
@@ -151,6 +158,15 @@ def _with_optional_tensors(
                 seen.add(other.signature)
                 left -= 1
                 yield other
+
+
+def _misdescribed(samples: Sequence[OpInfoSample]) -> Iterator[OpInfoSample]:
+    """Yield the first sample with an extent at which the fake kernel tells another shape than the op's."""
+    for sample in samples:
+        for change in misdescribed_extents(sample.first) if accepts(sample.first) else ():
+            if (other := sample.varied(change, rare=True)) is not None:
+                yield other
+                return
 
 
 def _completed(examples: Sequence[Call], call: Call) -> Call | None:
@@ -188,6 +204,8 @@ def _given(op: OpOverload, dtype: torch.dtype, seed: int = 0) -> list[Call]:
                 calls.append(call)
             elif has_other_shapes(other):  # which is to be shown
                 calls.append(other)
+            elif has_other_shapes(call) or has_other_dtypes(call):
+                calls.append(call)
             elif not seed:
                 raise SamplesError(f"samples of {op}: the op does not take example {number}: {_refusal(call)}")
     return calls

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from strategies.remedies.placing import VALUES, is_partial
 from verifier.execution.remedies import Remedy
 from verifier.torch_internals.amending.propagation import Decision, Placed, refused, tensors
-from verifier.torch_internals.amending.watching import views_of_copies_unwritten
+from verifier.torch_internals.amending.watching import users_copies_unwritten, views_of_copies_unwritten
 
 __all__ = ["REMEDIES"]
 
@@ -34,6 +37,13 @@ def _writes_to_a_copy(decision: Decision) -> bool:
     return any(tensors(given) != tensors(placed) for given, placed in pairs)
 
 
+@contextmanager
+def _copies_unwritten() -> Iterator[None]:
+    why = "is not supported where what it writes to is redistributed"
+    with refused(_WRITING, _writes_to_a_copy, why), users_copies_unwritten():
+        yield
+
+
 def _changes_its_shape(decision: Decision) -> bool:
     tensor = decision.args[0]
     if 1 not in tensor.shape:
@@ -57,10 +67,11 @@ REMEDIES = (
     Remedy(
         "writes-to-copies",
         "refuse to redistribute an argument that the op writes to, whatever the op is called",
-        lambda: refused(_WRITING, _writes_to_a_copy, "is not supported where what it writes to is redistributed"),
+        _copies_unwritten,
         _WRITING,
         VALUES | {"MUTATED_INPUT"},
         refuses=True,
+        beside_rules=True,
     ),
     Remedy(
         "views-of-copies",

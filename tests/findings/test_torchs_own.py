@@ -87,6 +87,26 @@ def weighted(op, args, kwargs):
 """
 
 
+TRACKED = """
+import torch
+from torch.distributed.tensor import Partial, Replicate, Shard
+from torch.distributed.tensor.experimental import register_sharding
+
+LIBRARY = torch.library.Library("torchs_own", "FRAGMENT")
+LIBRARY.define("tracked(Tensor x, Tensor(a!) m) -> Tensor")
+
+def tracked(x, m):
+    m.add_(x.sum(1))
+    return x * 2
+
+LIBRARY.impl("tracked", tracked, "CompositeExplicitAutograd")
+
+@register_sharding(torch.ops.torchs_own.tracked.default)
+def rules(x, m):
+    return [([Replicate()], [Replicate(), Replicate()]), ([OUTPUT], [Shard(0), Shard(0)])]
+"""
+
+
 KEPT = """
 import torch
 from torch.distributed.tensor import Replicate
@@ -213,6 +233,39 @@ def test_a_tensor_that_is_given_by_keyword_is_redistributed_and_a_wrong_rule_sta
     op = "torchs_own.weighted.default"
     case = OpCase(op, f"torch.ops.{op}", tensors[:1], {"w": tensors[1]}, "own")
     trial = Trial(case, MeshSpec((2,)), ((Shard(1),), (Replicate(),)))
+    with closing(PoolSet(lambda key: Pool(key, [str(file)]))) as pools:
+        assert judge(pools.run_alone(trial), make_reference(case)).kind.bad
+    finding = make_finding("a000", op=op, verdict="WRONG_VALUE", trial=trial_record(trial))
+    assert mended_beside_rules((), [finding], [str(file)]) == mended
+
+
+@pytest.fixture(scope="session")
+def tracked() -> torch.library.Library:
+    """Define the op of TRACKED here, once: torch.ops would keep the handle to one that is taken back."""
+
+    def kernel(x: torch.Tensor, m: torch.Tensor) -> torch.Tensor:
+        m.add_(x.sum(1))
+        return x * 2
+
+    library = torch.library.Library("torchs_own", "FRAGMENT")
+    library.define("tracked(Tensor x, Tensor(a!) m) -> Tensor")
+    library.impl("tracked", kernel, "CompositeExplicitAutograd")
+    return library
+
+
+@pytest.mark.usefixtures("tracked")
+@pytest.mark.parametrize(
+    ("output", "placed", "mended"),
+    [("Shard(0)", Replicate(), {"a000": "writes-to-copies"}), ("Partial()", Shard(0), {})],
+)
+def test_a_write_of_a_user_s_op_to_a_redistributed_copy_is_torch_s_and_a_wrong_rule_stays_wrong(
+    tmp_path: Path, output: str, placed: Placement, mended: dict[str, str]
+) -> None:
+    file = tmp_path / "tracked.py"
+    file.write_text(TRACKED.replace("OUTPUT", output))
+    op = "torchs_own.tracked.default"
+    case = OpCase(op, f"torch.ops.{op}", (torch.arange(8.0).reshape(4, 2), torch.arange(4.0)), {}, "own")
+    trial = Trial(case, MeshSpec((2,)), ((Shard(0),), (placed,)))
     with closing(PoolSet(lambda key: Pool(key, [str(file)]))) as pools:
         assert judge(pools.run_alone(trial), make_reference(case)).kind.bad
     finding = make_finding("a000", op=op, verdict="WRONG_VALUE", trial=trial_record(trial))

@@ -165,6 +165,38 @@ def rows(x: torch.Tensor) -> torch.Tensor:
 rows.register_fake(lambda x: x.new_empty(x.shape[:-1]))
 
 
+@torch.library.custom_op("test_own_ops::positive", mutates_args=())
+def positive(x: torch.Tensor) -> torch.Tensor:
+    return (x > 0).sum(1)
+
+
+positive.register_fake(lambda x: x.new_empty(x.shape[0]))
+
+
+@torch.library.custom_op("test_own_ops::even_rows", mutates_args=())
+def even_rows(x: torch.Tensor) -> torch.Tensor:
+    return x[::2].clone()
+
+
+even_rows.register_fake(lambda x: x.new_empty(x.shape[0] // 2, *x.shape[1:]))
+
+
+@torch.library.custom_op("test_own_ops::first_columns", mutates_args=())
+def first_columns(x: torch.Tensor) -> torch.Tensor:
+    return x[:, :128].sum(1)
+
+
+first_columns.register_fake(lambda x: x.new_empty(x.shape[0]))
+
+
+@torch.library.custom_op("test_own_ops::without_large", mutates_args=())
+def without_large(x: torch.Tensor) -> torch.Tensor:
+    return torch.where(x.abs() < 100, x, 0)
+
+
+without_large.register_fake(torch.empty_like)
+
+
 @pytest.fixture(autouse=True)
 def samples_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """Forget the samples that a test declares, so that tests may run in any order."""
@@ -175,8 +207,9 @@ def declare(name: str, *rules: tuple[list[object], list[object]]) -> None:
     register_sharding(getattr(OPS, name).default)(lambda *_: [*rules])
 
 
-def reports(name: str) -> Iterator[SampleReport]:
-    for sample in islice(own_samples(f"test_own_ops.{name}.default", SampleOptions(rare=False)), 3):
+def reports(name: str, rare: bool = False) -> Iterator[SampleReport]:
+    made = own_samples(f"test_own_ops.{name}.default", SampleOptions(rare=rare))
+    for sample in made if rare else islice(made, 3):
         yield check_sample(sample, QUICK)
 
 
@@ -266,6 +299,42 @@ def test_a_fake_kernel_that_tells_another_shape_is_found_whatever_the_rules_are(
     assert [found.message for report in reports("rows") for found in report.wrong] == [
         "output 0 has shape [4, 1], and the op's fake kernel says [4]"
     ]
+
+
+@pytest.mark.usefixtures("rules_taken_back")
+def test_a_fake_kernel_that_tells_another_dtype_is_found_whatever_the_rules_are() -> None:
+    verifier.samples("test_own_ops::positive")(lambda: [(torch.randn(4, 3),)])
+    declare("positive", ([R], [R]))
+    assert {found.message for report in reports("positive") for found in report.wrong} == {
+        "output 0 has dtype torch.int64, and the op's fake kernel says torch.float32"
+    }
+
+
+@pytest.mark.usefixtures("rules_taken_back")
+def test_a_fake_kernel_that_tells_another_shape_of_odd_extents_alone_is_found() -> None:
+    verifier.samples("test_own_ops::even_rows")(lambda: [(torch.randn(6, 8),)])
+    declare("even_rows", ([R], [R]), ([S(1)], [S(1)]))
+    assert [found.message for report in reports("even_rows", rare=True) for found in report.wrong] == [
+        "output 0 has shape [4, 8], and the op's fake kernel says [3, 8]"
+    ]
+
+
+@pytest.mark.usefixtures("rules_taken_back")
+@pytest.mark.parametrize(
+    ("op", "rules", "wrong"),
+    [
+        ("first_columns", [([Partial("sum")], [S(1)])], True),
+        ("first_columns", [([S(0)], [S(0)])], False),
+        ("without_large", [([Partial("sum")], [Partial("sum")])], True),
+        ("without_large", [([S(0)], [S(0)])], False),
+    ],
+)
+def test_extents_and_values_above_a_number_in_the_code_of_the_op_are_tried(
+    op: str, rules: list[tuple[list[object], list[object]]], wrong: bool
+) -> None:
+    verifier.samples(f"test_own_ops::{op}")(lambda: [(torch.randn(6, 8),)])
+    declare(op, ([R], [R]), *rules)
+    assert any(report.wrong for report in reports(op, rare=True)) == wrong
 
 
 def rules_of_reduced(how: str) -> list[tuple[list[object], list[object]]]:

@@ -17,6 +17,7 @@ from verifier.torch_internals.names import OpOverload, pytree
 __all__ = [
     "argument_names",
     "has_opaque_results",
+    "is_users",
     "is_view",
     "of_ones_own",
     "opaque_results",
@@ -71,6 +72,16 @@ def stands_in(op: str, path: str) -> None:
 def stand_in_of(op: str) -> str:
     """Return the path that :func:`stands_in` declared for the overload ``op``; empty if there is none."""
     return _stand_ins.get(op, "")
+
+
+def is_users(op: str) -> bool:
+    """Return whether ``op`` names an overload of another library than torch's own.
+
+    >>> is_users("mylib.scale.default"), is_users("aten.mul.Tensor"), is_users("composite.copied")
+    (True, False, False)
+    """
+    namespace, *rest = op.split(".")
+    return len(rest) == 2 and namespace not in ("aten", "prims")
 
 
 def of_ones_own(pattern: str, known: Iterable[str]) -> str:

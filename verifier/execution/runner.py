@@ -27,7 +27,7 @@ from verifier.core.observation import (
     Raised,
     Redistribution,
 )
-from verifier.core.ops import has_opaque_results, promises_strides, resolve, with_written, writes_out
+from verifier.core.ops import has_opaque_results, is_users, promises_strides, resolve, with_written, writes_out
 from verifier.core.verdict import Phase
 from verifier.core.wording import plural
 from verifier.execution.converter import DTensorConverter
@@ -39,7 +39,7 @@ from verifier.oracle.reference import Reference, output_names
 from verifier.oracle.tolerance import case_tolerance, unexplained
 from verifier.programs import asked_placements, needs_fresh_caches
 from verifier.torch_internals.caches import cache_misses, clear_caches
-from verifier.torch_internals.dtensors import local_shards, per_rank, replicated
+from verifier.torch_internals.dtensors import local_shards, per_rank, replicated, told_dtype
 from verifier.torch_internals.names import pytree
 from verifier.torch_internals.placements import Placements, placement_text
 from verifier.torch_internals.recording import RedistributionRecorder
@@ -319,6 +319,10 @@ class _Steps:
             if tuple(got.shape) != tuple(expected.shape):
                 found = spot.difference(DifferenceKind.SHAPE, list(got.shape), list(expected.shape))
                 self.log.differences.append(found)
+                return
+            told = told_dtype(got) if spot.phase is Phase.FORWARD and is_users(self.trial.case.op) else expected.dtype
+            if told != expected.dtype:
+                self.log.differences.append(spot.difference(DifferenceKind.DTYPE, told, expected.dtype))
                 return
             strided = spot.phase is Phase.FORWARD and promises_strides(self.trial.case)
             if strided and not have_same_strides(got, expected):

@@ -12,6 +12,7 @@ import torch
 from torch.distributed.tensor import Replicate
 
 from verifier.core.case import MeshSpec, OpCase, Trial
+from verifier.core.ops import is_users
 from verifier.core.verdict import VerdictKind
 from verifier.placements.algebra import is_modelled
 from verifier.placements.partials import is_reducible, largest_part
@@ -220,23 +221,29 @@ class SampleOnMesh(ABC):
                 yield replace(self._wrong(rule, combination, found), writes=True)
 
     def misdescribed(self) -> Iterator[WrongRule]:
-        """Yield how the fake kernel of an op of the user's describes results of another shape than the op returns.
+        """Yield how the fake kernel of an op of the user's describes results of another shape or dtype than there are.
 
-        DTensor then gives them that shape, however they are placed.
+        DTensor then gives them that shape and dtype, however they are placed.
         """
-        if self.ledger.sample.op.startswith(("aten.", "prims.")):
+        if not is_users(self.ledger.sample.op):
             return
         described = self.reader.of_fake_kernel()
         results = self.reference.tensors[: self.reference.returned_tensors]
         if described is None or len(described) != len(results):
             return
-        for number, (shape, result) in enumerate(zip(described, results, strict=True)):
+        for number, ((shape, dtype), result) in enumerate(zip(described, results, strict=True)):
             if shape != tuple(result.shape):
+                found = VerdictKind.WRONG_SHAPE
                 text = f"output {number} has shape {list(result.shape)}, and the op's fake kernel says {list(shape)}"
-                whole = tuple((Replicate(),) for _ in self.call.tensors)
-                rule = Rule(self.ledger.sample.op, tuple(map(placement_text, whole)), ())
-                yield self._wrong(rule, whole, Mismatch(VerdictKind.WRONG_SHAPE, text))
-                return
+            elif dtype != result.dtype:
+                found = VerdictKind.WRONG_DTYPE
+                text = f"output {number} has dtype {result.dtype}, and the op's fake kernel says {dtype}"
+            else:
+                continue
+            whole = tuple((Replicate(),) for _ in self.call.tensors)
+            rule = Rule(self.ledger.sample.op, tuple(map(placement_text, whole)), ())
+            yield self._wrong(rule, whole, Mismatch(found, text))
+            return
 
     def _mismatch_with(self, args: Sequence[object]) -> Mismatch | None:
         """Return how the call on whole tensors differs with ``args``, in which slots stand for the tensors."""

@@ -184,8 +184,8 @@ class ClaimReader:
             return Propagation(inputs, outputs)
         return Propagation(inputs, outputs, (changed.op, _with_slots(changed.args_schema)))
 
-    def of_fake_kernel(self) -> list[tuple[int, ...]] | None:
-        """Return the shapes that DTensor gives to the results; None if it cannot tell any."""
+    def of_fake_kernel(self) -> list[tuple[tuple[int, ...], torch.dtype]] | None:
+        """Return the shapes and dtypes that DTensor gives to the results; None if it cannot tell any."""
         mesh = _bare_mesh((2,), 0)
         schema = self._schema([DTensorSpec(mesh, (Replicate(),), tensor_meta=meta) for meta in self._metas])
         try:
@@ -193,7 +193,7 @@ class ClaimReader:
                 made = self._propagator._propagate_tensor_meta_non_cached(schema)
         except (Exception, SystemExit):  # noqa: BLE001 - there may be no fake kernel, or one that needs values
             return None
-        return [tuple(one.shape) for one in pytree.tree_leaves(made, _is_meta) if _is_meta(one)]
+        return [(tuple(one.shape), one.dtype) for one in pytree.tree_leaves(made, _is_meta) if _is_meta(one)]
 
     def _of_tensors(self, outputs: tuple[Placements | None, ...] | None) -> tuple[Placements | None, ...] | None:
         """Return ``outputs`` without what rules say of results that are no tensors."""

@@ -27,6 +27,7 @@ __all__ = [
     "new_dtensor",
     "per_rank",
     "replicated",
+    "told_dtype",
     "with_local",
 ]
 
@@ -140,3 +141,9 @@ def with_local(tensor: DTensor, local: torch.Tensor) -> DTensor:
     spec = replace(tensor._spec, tensor_meta=meta)
     result: DTensor = new_dtensor(DTensor, local, spec, requires_grad=False)
     return result
+
+
+def told_dtype(tensor: DTensor) -> torch.dtype:
+    """Return the dtype by which the rules of the next op decide: what the op's fake kernel says of its result."""
+    meta = tensor._spec.tensor_meta
+    return tensor.dtype if meta is None else meta.dtype

@@ -7,7 +7,7 @@ import torch
 from strategies.opinfo.calls.call import Call, attempt, outcome, parameters, quiet
 from verifier.torch_internals.ops import fake_tensors
 
-__all__ = ["accepts", "copied", "has_other_shapes", "same_as_fake", "undeclared_write"]
+__all__ = ["accepts", "copied", "has_other_dtypes", "has_other_shapes", "same_as_fake", "undeclared_write"]
 
 
 def copied(call: Call) -> Call:
@@ -30,12 +30,25 @@ def same_as_fake(call: Call, results: list[torch.Tensor]) -> bool | None:
 
 def has_other_shapes(call: Call) -> bool:
     """Return whether the op takes the call, and has results of other shapes, but not dtypes, on fake tensors."""
+    pairs = _beside_fake(call)
+    return all(one.dtype == other.dtype for one, other in pairs) and any(
+        one.shape != other.shape for one, other in pairs
+    )
+
+
+def has_other_dtypes(call: Call) -> bool:
+    """Return whether the op takes the call, and has results of other dtypes on fake tensors."""
+    return any(one.dtype != other.dtype for one, other in _beside_fake(call))
+
+
+def _beside_fake(call: Call) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Return each result of the call beside that on fake tensors; none if it fails, or has another number of them."""
     with quiet():
         results = attempt(copied(call))
     made = None if results is None else _on_fake_tensors(call)
     if made is None or results is None or len(made) != len(results):
-        return False
-    return [t.dtype for t in made] == [t.dtype for t in results] and _described(made) != _described(results)
+        return []
+    return [*zip(results, made, strict=True)]
 
 
 def _on_fake_tensors(call: Call) -> list[torch.Tensor] | None:

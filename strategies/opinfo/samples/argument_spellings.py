@@ -18,12 +18,14 @@ __all__ = ["DIMS", "Variation", "equivalent_dim", "spellings", "with_value", "wi
 class Variation:
     """A change to a call: its label, and the changed call at each size (None if it does not apply).
 
-    ``strided`` says that the strides are what it changes, so that they are kept with other values.
+    ``strided`` says that the strides are what it changes, so that they are kept with other values. The values that are
+    drawn are multiplied by ``factor``.
     """
 
     label: str
     apply: Callable[[Call], Call | None]
     strided: bool = False
+    factor: int = 1
 
 
 DIMS = {"dim", "dims", "dim0", "dim1", "dim2", "axis", "axis0", "axis1", "start_dim", "end_dim"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
@@ -73,6 +74,7 @@ class OpInfoSample:
         self._wide: dict[int, _Prepared | None] = {}
         self._takes_specials: bool | None = None
         self._strided = any(change.strided for change in changes)
+        self._factor = math.prod(change.factor for change in changes)
         first = self._changed(template.call)
         assert first is not None
         self.first = first
@@ -86,7 +88,7 @@ class OpInfoSample:
     def signature(self) -> str:
         """A text that is equal for two samples iff they differ at most in values; drawn strides count."""
         strides = [tensor.stride() for tensor in self.first.tensors] if self._strided else ""
-        return f"{self.first.signature()}{strides}"
+        return f"{self.first.signature()}{strides}{'' if self._factor == 1 else self._factor}"
 
     @property
     def not_testable(self) -> str:
@@ -155,6 +157,10 @@ class OpInfoSample:
             leaves = [_with_zeros(leaf, generator) for leaf in leaves]
         if self.op.startswith("aten.round") and (decimals := prepared.call.values.get("decimals")):
             leaves = [_with_digits(leaf, decimals) for leaf in leaves]
+        if self._factor != 1:
+            leaves = [
+                _times(leaf, self._factor) if place in prepared.fills else leaf for place, leaf in enumerate(leaves)
+            ]
         if special:
             for place, fill in prepared.fills.items():
                 if isinstance(fill, Palette | Chosen):
@@ -280,6 +286,10 @@ def _laid_out(leaf: object, like: object) -> object:
     if not isinstance(leaf, torch.Tensor) or not isinstance(like, torch.Tensor) or leaf.stride() == like.stride():
         return leaf
     return with_strides(leaf, like.stride())
+
+
+def _times(leaf: object, factor: int) -> object:
+    return leaf * factor if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() else leaf
 
 
 def _with_zeros(leaf: object, generator: torch.Generator) -> object:

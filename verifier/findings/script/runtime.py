@@ -235,6 +235,9 @@ def check(what: str, got: Any, expected: torch.Tensor, absolute: float, rank: Ra
     if got.shape != expected.shape:
         rank.tell(f"{what}: has shape {list(got.shape)}, expected {list(expected.shape)}")
         return
+    if (meta := got._spec.tensor_meta) is not None and meta.dtype != expected.dtype:
+        rank.tell(f"{what}: DTensor takes it for {meta.dtype}, expected {expected.dtype}")
+        return
     if any(getattr(placement, "dim", -1) >= expected.ndim for placement in got.placements):
         rank.tell(f"{what}: placed as {got.placements}, expected placements of a tensor with {expected.ndim} dims")
         return

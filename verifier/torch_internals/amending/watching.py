@@ -14,8 +14,9 @@ from torch._ops import OpOverload
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor import _sharding_prop as sharding_prop
+from torch.distributed.tensor._dispatch import OpDispatcher
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
-from torch.distributed.tensor._op_schema import OpSpec
+from torch.distributed.tensor._op_schema import OpInfo, OpSchema, OpSpec
 from torch.distributed.tensor._ops._mask_buffer import MaskBuffer
 from torch.distributed.tensor.placement_types import Placement
 from torch.utils import _pytree as pytree
@@ -27,7 +28,13 @@ from verifier.torch_internals.caches import clear_caches
 from verifier.torch_internals.ops import registered_overloads, written_tensors
 from verifier.torch_internals.watching import memory_of
 
-__all__ = ["keywords_replicated", "locals_measured", "masks_of_their_own", "views_of_copies_unwritten"]
+__all__ = [
+    "keywords_replicated",
+    "locals_measured",
+    "masks_of_their_own",
+    "users_copies_unwritten",
+    "views_of_copies_unwritten",
+]
 
 
 class _LostWrites:
@@ -145,6 +152,26 @@ def views_of_copies_unwritten() -> Iterator[None]:
 
     aliasing = (op for op in registered_overloads() if any(one.alias_info is not None for one in op._schema.arguments))
     with layered(aliasing, handler):
+        yield
+
+
+@contextlib.contextmanager
+def users_copies_unwritten() -> Iterator[None]:
+    """Let DTensor refuse to redistribute a tensor to which an op of the user's writes, whatever the op is called."""
+    redistribute = OpDispatcher.redistribute_local_args
+
+    @refusing
+    def unless_written(given: OpInfo, wanted: OpSchema, of_wanted: bool) -> None:
+        arguments = wanted.op._schema.arguments if wanted.op.namespace not in ("aten", "prims") else ()
+        at = 0
+        for argument, leaves in zip(arguments, map(pytree.tree_leaves, wanted.args_schema), strict=False):
+            written = argument.alias_info is not None and argument.alias_info.is_write
+            if written and list(given.flat_args_schema[at : at + len(leaves)]) != leaves:
+                raise NotImplementedError(f"{wanted.op} is not supported where what it writes to is redistributed")
+            at += len(leaves)
+        redistribute(given, wanted, of_wanted)
+
+    with mock.patch.object(OpDispatcher, "redistribute_local_args", staticmethod(unless_written)):
         yield
 
 
