@@ -231,6 +231,39 @@ def test_as_many_results_as_a_list_has_are_placed_alike() -> None:
     assert "rules.append([*[Shard(d)] * len(split_sizes), Shard(d)])" in code
 
 
+@pytest.mark.usefixtures("rules_taken_back")
+def test_a_list_has_as_many_results_as_the_op_says() -> None:
+    op = aten.split.Tensor
+    code = code_for(
+        op,
+        evidence(
+            way(op, lambda tensor, a, b, c: (tensor(a, b + 2), 3, 1)),
+            way(op, lambda tensor, a, b, c: (tensor(a, 2, c + 2), 2, -1)),
+            way(op, lambda tensor, a, b, c: (tensor(a + 3, 3), 2, 0)),
+        ),
+    )
+    assert "rules.append([*[Shard(d)] * count_of_results, Shard(d)])" in code
+    scope: dict[str, object] = {}
+    exec(compile(code, "derived.py", "exec"), scope)
+    rules = scope["aten_split_Tensor_rules"]
+    assert callable(rules)
+    assert [Shard(0)] * 4 in rules(torch.empty(4, 6), 2, 1)
+    assert [Shard(0)] * 3 in rules(torch.empty(4, 6), 3, 1)
+
+
+def test_two_dims_that_arguments_name_are_left_out_of_a_result() -> None:
+    op = aten.diagonal.default
+    ways = (
+        way(op, lambda tensor, a, b, c: (tensor(a, b, c), 0, 0, 1)),
+        way(op, lambda tensor, a, b, c: (tensor(a, b, c), 0, 1, 2)),
+        way(op, lambda tensor, a, b, c: (tensor(a, b, c, 2), 0, -1, 1)),
+        way(op, lambda tensor, a, b, c: (tensor(a, b), 0, 0, 1)),
+    )
+    assert "S(d) -> S(d - (dim1_dims[0] < d) - (dim2_dims[0] < d)) if d not in dim1_dims if d not in dim2_dims" in said(
+        generalise(evidence(*ways))
+    )
+
+
 def test_conditions_and_loops_of_several_rules_are_written_once() -> None:
     code = code_for(aten.sum.dim_IntList, reductions())
     assert code.count("if not keepdim:") == code.count("if keepdim:") == 1

@@ -66,14 +66,20 @@ def strategy_text(
     elif target is Target.REGISTER_SHARDING:
         imports, tail = list(_IMPORTS_OF_REGISTER_SHARDING), registered_by_sharding(subject)
     else:
-        imports, tail = imports_of_single_dim(bool(blocks)), registered_for_single_dim(subject, uneven, bool(blocks))
+        imports, tail = (
+            imports_of_single_dim(subject, bool(blocks)),
+            registered_for_single_dim(subject, uneven, bool(blocks)),
+        )
     header = "\n".join(f"# {line}" for line in comment(subject, made, given, left_out))
     used = [
         name
         for name in ("DTensor", "Partial", "Replicate", "Shard")
         if any(re.search(rf"\b{name}\b", line) for line in (*body, *blocks, *filtering, *tail))
     ]
-    function = [*helpers(body), *writer.head, *writer.prepared(body), *body, "    return rules"]
+    prepared = writer.prepared(body)
+    function = [*helpers([*prepared, *body, *tail]), *writer.head, *prepared, *body, "    return rules"]
+    of_trees = "from torch.utils._pytree import tree_map"
+    imports += [of_trees] if of_trees not in imports and any("tree_map(" in line for line in function) else []
     if blocks:
         function += [*writer.head_of_blocks, *writer.prepared(blocks), *blocks, "    return rules", *filtering]
     text = "\n".join(function)
