@@ -449,6 +449,55 @@ def test_a_function_becomes_one_of_dtensors_that_runs_on_local_tensors() -> None
         strategy_text(op, calls, made, Target.SINGLE_DIM, GIVEN)
 
 
+class Squashed(torch.autograd.Function):
+    """A function with a backward of its own."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: torch.Tensor, factors: torch.Tensor, scale: float = 1.0) -> torch.Tensor:  # type: ignore[override]
+        ctx.save_for_backward(rows, factors)
+        ctx.scale = scale
+        return rows * factors * scale
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        rows, factors = ctx.saved_tensors
+        return grad * factors * ctx.scale, (grad * rows * ctx.scale).sum(0), None
+
+
+class Apart(torch.autograd.Function):
+    """A function whose forward has no context."""
+
+    @staticmethod
+    def forward(rows: torch.Tensor) -> torch.Tensor:
+        return rows * 2
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[object, ...], output: object) -> None:
+        del ctx, inputs, output
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        return grad * 2
+
+
+@pytest.mark.parametrize("given", [Squashed, Squashed.apply])
+def test_a_function_of_autograd_has_rules_of_its_own_backward(given: Callable[..., object]) -> None:
+    samples(given)(lambda: [(torch.ones(4, 3), torch.ones(3)), (torch.ones(4, 3), torch.ones(3), 0.5)])
+    op = overload_named(f"{__name__}.Squashed.apply")
+    assert str(op._schema).endswith("(Tensor rows, Tensor factors, float scale=1.) -> Tensor")
+    ways = [way(op, lambda tensor, a, b, c: (tensor(a, b), tensor(b), 0.5))]
+    calls = list(gather(ways, replace(OPTIONS, meshes=OPTIONS.meshes[:1]), gradients=True))
+    code = strategy_text(op, calls, generalise(calls), Target.LOCAL_MAP, GIVEN)
+    assert f"import {__name__}\n" in code
+    assert "rules.append(([Shard(d)], [Shard(d), Replicate()], [Shard(d), Partial()]))" in code
+    assert f"return {__name__}.Squashed.apply(next(rest), next(rest), scale)" in code
+
+
+def test_a_function_of_autograd_may_set_its_context_up_apart() -> None:
+    samples(Apart.apply)(lambda: [(torch.ones(4, 3),)])
+    assert str(overload_named(f"{__name__}.Apart.apply")._schema).endswith("(Tensor rows) -> Tensor")
+
+
 @pytest.mark.parametrize(
     ("function", "examples", "said"),
     [

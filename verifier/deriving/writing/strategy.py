@@ -62,7 +62,7 @@ def strategy_text(
     filtering = filter_of_products(subject) if blocks else []
     if target is Target.LOCAL_MAP:
         imports, tail = list(_IMPORTS_OF_LOCAL_MAP), run_on_locals(subject)
-        imports += [] if subject.path.startswith("torch.ops.") else [f"import {subject.path.rpartition('.')[0]}"]
+        imports += [f"import {subject.module}"] if subject.module else []
     elif target is Target.REGISTER_SHARDING:
         imports, tail = list(_IMPORTS_OF_REGISTER_SHARDING), registered_by_sharding(subject)
     else:

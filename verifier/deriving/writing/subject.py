@@ -9,7 +9,7 @@ from enum import StrEnum
 
 from verifier.deriving.learning.alike import as_one_result
 from verifier.deriving.learning.evidence import CallEvidence
-from verifier.planning.own_samples import callable_of
+from verifier.planning.own_samples import callable_of, module_of
 from verifier.torch_internals.names import OpOverload
 
 __all__ = ["CannotWriteError", "Provenance", "Subject", "Target", "strategy_name"]
@@ -60,6 +60,7 @@ class Subject:
         self.empty = absent & self.lists
         """Lists that have no tensor in some call."""
         self.path = callable_of(str(op)) or f"torch.ops.{op}"
+        self.module = module_of(str(op))
         self.name = strategy_name(op)
         self._refuse()
 
