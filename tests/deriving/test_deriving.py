@@ -556,6 +556,14 @@ def test_a_factor_of_another_call_that_rounds_refutes_no_linear_rule() -> None:
     assert list(refuting(rules, here(more), OPTIONS)) == []
 
 
+def test_what_a_tensor_of_a_list_cannot_be_refutes_no_rule() -> None:
+    op = aten.stack.default
+    made = generalise(evidence(way(op, lambda tensor, a, b, c: ([tensor(a, b), tensor(a, b)], 1))))
+    assert "P(avg) -> P(avg)" in said(made)
+    mixed = way(op, lambda tensor, a, b, c: ([tensor(a, b), tensor(a, b).long()], 1))
+    assert not list(refuting(made.rules, here([mixed]), OPTIONS))
+
+
 def test_rules_that_hold_are_refuted_by_no_further_call() -> None:
     rules = generalise(reductions()).rules
     more = [

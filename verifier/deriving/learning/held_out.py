@@ -354,7 +354,10 @@ def _holds(
     names = slot_names(case)
     slots = list(dict.fromkeys(names))
     cuts = Cuts(local.tensors, mesh.shape, seed)
-    tensors = [cuts.of(n, (inputs[slots.index(name)],)) for n, name in enumerate(names)]
+    try:
+        tensors = [cuts.of(n, (inputs[slots.index(name)],)) for n, name in enumerate(names)]
+    except ValueError:  # of a list, another tensor than the first may have a dtype that cannot be so placed
+        return True
     terms = sum(t.numel() for t in local.tensors) + sum(t.numel() for t in whole)
     try:
         for one in zip(*tensors, strict=True) if careful else ():

@@ -62,7 +62,7 @@ def strategy_text(
     filtering = filter_of_products(subject) if blocks else []
     if target is Target.LOCAL_MAP:
         imports, tail = list(_IMPORTS_OF_LOCAL_MAP), run_on_locals(subject)
-        imports += [f"import {subject.module}"] if subject.module else []
+        imports += [f"import {subject.module}"] if subject.module else _defining(op, given.imports)
     elif target is Target.REGISTER_SHARDING:
         imports, tail = list(_IMPORTS_OF_REGISTER_SHARDING), registered_by_sharding(subject)
     else:
@@ -94,3 +94,11 @@ def strategy_text(
         *imports, "", "", text, *tail,
     ]  # fmt: skip
     return "\n".join(lines) + "\n"
+
+
+def _defining(op: OpOverload, imports: Sequence[str]) -> list[str]:
+    """Return the lines that import what defines an op, if nothing else has: a function runs wherever it is imported."""
+    modules = [name.removesuffix(".py").rpartition("/")[2] if name.endswith(".py") else name for name in imports]
+    lines = [f"    import {name}  # noqa: F401" for name in modules]
+    unknown = f'if not hasattr(torch.ops.{op.namespace}, "{op._opname}"):  # what defines the op'
+    return [] if op.namespace == "aten" or not lines else ["", unknown, *lines]

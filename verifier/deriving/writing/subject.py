@@ -29,7 +29,13 @@ class CannotWriteError(ValueError):
 
 @dataclass(frozen=True)
 class Provenance:
-    """What a derivation rests on, for the comment of the code."""
+    """What a derivation rests on, for the comment of the code.
+
+    Parameters
+    ----------
+    imports
+        Files and modules that define the op.
+    """
 
     torch: str
     verifier: str
@@ -37,6 +43,7 @@ class Provenance:
     dtype: str
     seed: int
     command: str
+    imports: Sequence[str] = ()
 
 
 class Subject:
