@@ -24,7 +24,7 @@ from strategies.opinfo.samples.branches import (
 )
 from verifier.torch_internals.amending.propagation import rule_function
 from verifier.torch_internals.amending.rule_code import constants_of_op, constants_of_rule
-from verifier.torch_internals.names import OpOverload
+from verifier.torch_internals.names import OpOverload, pytree
 
 __all__ = ["other_arguments"]
 
@@ -175,10 +175,14 @@ def _numbers_of_dims(call: Call) -> Iterator[Variation]:
     what they claim of the given call, with dims counted from either end.
     """
     most = max((tensor.ndim for tensor in call.tensors), default=0)
+    outs = {argument.name for argument in call.op._schema.arguments if argument.is_out}
+    read = pytree.tree_leaves([value for name, value in call.values.items() if name not in outs])
+    # a result has the dims that the op says, so that out= alone cannot have more
+    ways = (False, True) if any(isinstance(one, torch.Tensor) and one.ndim == most for one in read) else (True,)
     usual = claimed(call)
     from_the_end = {_shifted(rule, -most) for rule in usual}
     for ndim in range(_MOST_DIMS + 1):
-        for everywhere in (False, True):
+        for everywhere in ways:
             variation = Variation(f"{ndim} dims", partial(_with_dims, ndim - most, most, everywhere))
             changed = variation.apply(call) if ndim != most else None
             if changed is None or not accepts(changed):

@@ -231,6 +231,39 @@ def test_as_many_results_as_a_list_has_are_placed_alike() -> None:
     assert "rules.append([*[Shard(d)] * len(split_sizes), Shard(d)])" in code
 
 
+@pytest.mark.usefixtures("rules_taken_back")
+def test_a_list_has_as_many_results_as_the_op_says() -> None:
+    op = aten.split.Tensor
+    code = code_for(
+        op,
+        evidence(
+            way(op, lambda tensor, a, b, c: (tensor(a, b + 2), 3, 1)),
+            way(op, lambda tensor, a, b, c: (tensor(a, 2, c + 2), 2, -1)),
+            way(op, lambda tensor, a, b, c: (tensor(a + 3, 3), 2, 0)),
+        ),
+    )
+    assert "rules.append([*[Shard(d)] * count_of_results, Shard(d)])" in code
+    scope: dict[str, object] = {}
+    exec(compile(code, "derived.py", "exec"), scope)
+    rules = scope["aten_split_Tensor_rules"]
+    assert callable(rules)
+    assert [Shard(0)] * 4 in rules(torch.empty(4, 6), 2, 1)
+    assert [Shard(0)] * 3 in rules(torch.empty(4, 6), 3, 1)
+
+
+def test_two_dims_that_arguments_name_are_left_out_of_a_result() -> None:
+    op = aten.diagonal.default
+    ways = (
+        way(op, lambda tensor, a, b, c: (tensor(a, b, c), 0, 0, 1)),
+        way(op, lambda tensor, a, b, c: (tensor(a, b, c), 0, 1, 2)),
+        way(op, lambda tensor, a, b, c: (tensor(a, b, c, 2), 0, -1, 1)),
+        way(op, lambda tensor, a, b, c: (tensor(a, b), 0, 0, 1)),
+    )
+    assert "S(d) -> S(d - (dim1_dims[0] < d) - (dim2_dims[0] < d)) if d not in dim1_dims if d not in dim2_dims" in said(
+        generalise(evidence(*ways))
+    )
+
+
 def test_conditions_and_loops_of_several_rules_are_written_once() -> None:
     code = code_for(aten.sum.dim_IntList, reductions())
     assert code.count("if not keepdim:") == code.count("if keepdim:") == 1
@@ -416,6 +449,55 @@ def test_a_function_becomes_one_of_dtensors_that_runs_on_local_tensors() -> None
         strategy_text(op, calls, made, Target.SINGLE_DIM, GIVEN)
 
 
+class Squashed(torch.autograd.Function):
+    """A function with a backward of its own."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: torch.Tensor, factors: torch.Tensor, scale: float = 1.0) -> torch.Tensor:  # type: ignore[override]
+        ctx.save_for_backward(rows, factors)
+        ctx.scale = scale
+        return rows * factors * scale
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        rows, factors = ctx.saved_tensors
+        return grad * factors * ctx.scale, (grad * rows * ctx.scale).sum(0), None
+
+
+class Apart(torch.autograd.Function):
+    """A function whose forward has no context."""
+
+    @staticmethod
+    def forward(rows: torch.Tensor) -> torch.Tensor:
+        return rows * 2
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[object, ...], output: object) -> None:
+        del ctx, inputs, output
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        return grad * 2
+
+
+@pytest.mark.parametrize("given", [Squashed, Squashed.apply])
+def test_a_function_of_autograd_has_rules_of_its_own_backward(given: Callable[..., object]) -> None:
+    samples(given)(lambda: [(torch.ones(4, 3), torch.ones(3)), (torch.ones(4, 3), torch.ones(3), 0.5)])
+    op = overload_named(f"{__name__}.Squashed.apply")
+    assert str(op._schema).endswith("(Tensor rows, Tensor factors, float scale=1.) -> Tensor")
+    ways = [way(op, lambda tensor, a, b, c: (tensor(a, b), tensor(b), 0.5))]
+    calls = list(gather(ways, replace(OPTIONS, meshes=OPTIONS.meshes[:1]), gradients=True))
+    code = strategy_text(op, calls, generalise(calls), Target.LOCAL_MAP, GIVEN)
+    assert f"import {__name__}\n" in code
+    assert "rules.append(([Shard(d)], [Shard(d), Replicate()], [Shard(d), Partial()]))" in code
+    assert f"return {__name__}.Squashed.apply(next(rest), next(rest), scale)" in code
+
+
+def test_a_function_of_autograd_may_set_its_context_up_apart() -> None:
+    samples(Apart.apply)(lambda: [(torch.ones(4, 3),)])
+    assert str(overload_named(f"{__name__}.Apart.apply")._schema).endswith("(Tensor rows) -> Tensor")
+
+
 @pytest.mark.parametrize(
     ("function", "examples", "said"),
     [
@@ -472,6 +554,14 @@ def test_a_factor_of_another_call_that_rounds_refutes_no_linear_rule() -> None:
     more = crossed([*calls, replace(calls[0], origin=ways[1].origin, values={"beta": 1, "alpha": 0.3})], ways)
     assert any("alpha=0.3" in sample.origin for sample in more)
     assert list(refuting(rules, here(more), OPTIONS)) == []
+
+
+def test_what_a_tensor_of_a_list_cannot_be_refutes_no_rule() -> None:
+    op = aten.stack.default
+    made = generalise(evidence(way(op, lambda tensor, a, b, c: ([tensor(a, b), tensor(a, b)], 1))))
+    assert "P(avg) -> P(avg)" in said(made)
+    mixed = way(op, lambda tensor, a, b, c: ([tensor(a, b), tensor(a, b).long()], 1))
+    assert not list(refuting(made.rules, here([mixed]), OPTIONS))
 
 
 def test_rules_that_hold_are_refuted_by_no_further_call() -> None:

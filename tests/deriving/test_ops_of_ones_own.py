@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -141,7 +142,71 @@ library.define("weighted(Tensor x, *, Tensor weight) -> Tensor")
 torch.library.impl(library, "weighted", "CompositeExplicitAutograd")(torch.no_grad()(lambda x, *, weight: x * weight))
 verifier.samples("{space}::weighted")(lambda: [(torch.randn(4, 6), {{"weight": torch.randn(6)}})])
 """
+EACH = """
+import torch, verifier
+
+@torch.library.custom_op("{space}::each", mutates_args=())
+def each(xs: list[torch.Tensor], factor: torch.Tensor) -> list[torch.Tensor]:
+    return [x * factor for x in xs]
+
+each.register_fake(lambda xs, factor: [torch.empty_like(x) for x in xs])
+verifier.samples("{space}::each")(
+    lambda: [([torch.randn(4, 6), torch.randn(4, 6)], torch.randn(6)), ([torch.randn(5, 4)], torch.randn(4))]
+)
+"""
+ONE_SCALE = """
+import torch, verifier
+
+@torch.library.custom_op("{space}::rescaled", mutates_args=())
+def rescaled(x: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    return (x.unflatten(-1, (-1, 32)) * scales[..., None]).flatten(-2)  # one scale may be for all blocks
+
+rescaled.register_fake(lambda x, scales: torch.empty_like(x))
+verifier.samples("{space}::rescaled")(lambda: [(torch.randn(6, 128), torch.randn(6, 4))])
+"""
+PIECES = """
+import torch, verifier
+
+@torch.library.custom_op("{space}::pieces", mutates_args=())
+def pieces(x: torch.Tensor, count: int, dim: int) -> list[torch.Tensor]:
+    return [one.clone() for one in x.tensor_split(count, dim)]
+
+pieces.register_fake(lambda x, count, dim: [torch.empty_like(one) for one in x.tensor_split(count, dim)])
+verifier.samples("{space}::pieces")(
+    lambda: [(torch.randn(6, 4), 2, 0), (torch.randn(4, 6, 5), 3, -2), (torch.randn(4, 6), 1, 1)]
+)
+"""
+SELECTING = """
+import torch, verifier
+
+@torch.library.custom_op("{space}::turned", mutates_args=())
+def turned(x: torch.Tensor, which: int) -> torch.Tensor:
+    one, other = x.chunk(2, which)
+    return torch.cat([-other, one], which)
+
+turned.register_fake(lambda x, which: torch.empty_like(x))
+verifier.samples("{space}::turned")(
+    lambda: [(torch.randn(4, 6), 0), (torch.randn(6, 4), 1), (torch.randn(3, 4, 5), 1), (torch.randn(3, 5, 4), -1)]
+)
+"""
+OUT_ALONE = """
+import torch, verifier
+
+library = torch.library.Library("{space}", "DEF")
+library.define("crossed.out(Tensor x, Tensor y, *, Tensor(a!) out) -> Tensor(a!)")
+torch.library.impl(library, "crossed.out", "CompositeExplicitAutograd")(
+    torch.no_grad()(lambda x, y, *, out: out.copy_(x[:, None] * y))
+)
+verifier.samples("{space}::crossed.out")(
+    lambda: [(torch.randn(6), torch.randn(4), {{"out": torch.empty(6, 4)}})]
+)
+"""
 EXAMPLES = {
+    "each": EACH,
+    "rescaled": ONE_SCALE,
+    "pieces": PIECES,
+    "turned": SELECTING,
+    "crossed": OUT_ALONE,
     "less_largest": BLOCKS,
     "less_largest_of_full": FULL_BLOCKS,
     "centred": OPTIONAL,
@@ -165,7 +230,7 @@ def derived(folder: Path, space: str, name: str, target: Target) -> tuple[str, s
     file = folder / f"{space}_{name}.py"
     file.write_text(EXAMPLES[name].format(space=space))
     run_imports([str(file)])
-    op = overload_named(f"{space}::{name.removesuffix('_of_full')}")
+    op = overload_named(f"{space}::{name.removesuffix('_of_full')}{'.out' * (name == 'crossed')}")
     request = DeriveRequest(str(op), target, max_samples=4)
     calls, made = derivation(request, HERE)
     code = strategy_text(op, calls, made, target, GIVEN)
@@ -308,6 +373,46 @@ def test_a_list_of_tensors_is_placed_alike(tmp_path: Path) -> None:
     op, code = derived(tmp_path, "lists", "blended", Target.SINGLE_DIM)
     assert "*[Shard(d)] * len(xs)" in code
     assert {rule.inputs for rule in confirmed(closed(op, code))} >= {("S(0)", "S(0)", "S(0)"), ("S(1)", "S(1)", "R")}
+
+
+def test_what_another_extent_refutes_gets_a_condition_on_extents(tmp_path: Path) -> None:
+    op, code = derived(tmp_path, "broadcasting", "rescaled", Target.REGISTER_SHARDING)
+    assert re.search(r"if .*scales\.shape\[.*\] != 1.* and _begin_at_multiples\(x, d, 32\)", code)
+    assert {rule.inputs for rule in confirmed(closed(op, code))} >= {("S(0)", "S(0)"), ("S(1)", "S(1)")}
+
+
+def test_a_list_of_results_has_rules_however_many_there_are(tmp_path: Path) -> None:
+    op, code = derived(tmp_path, "in_pieces", "pieces", Target.SINGLE_DIM)
+    assert "rules.append([*[Shard(d)] * count_of_results, Shard(d)])" in code
+    assert ("@register_op_strategy(" in code) == torch_is("<2.14")
+    found = {(rule.inputs, rule.outputs) for rule in confirmed(closed(op, code))}
+    assert found >= {
+        (("S(1)",), ("S(1)", "S(1)")),
+        (("S(0)",), ("S(0)", "S(0)", "S(0)")),
+        (("S(0)",), ("S(0)",)),
+    }
+
+
+def test_a_list_may_be_empty(tmp_path: Path) -> None:
+    op, code = derived(tmp_path, "each_of_a_list", "each", Target.SINGLE_DIM)
+    assert "if len(xs) > 0" in code
+    assert "* len(xs), *[Shard(d)] * len(xs), Replicate()])" in code
+    scope: dict[str, Any] = {}
+    exec(compile(code, "derived.py", "exec"), scope)
+    assert scope["each_of_a_list_each_rules"]([], torch.empty(4)) == []
+    assert {rule.inputs for rule in confirmed(closed(op, code))} >= {("S(0)", "S(0)", "R"), ("S(1)", "S(0)")}
+
+
+def test_an_argument_of_any_name_may_select_a_dim(tmp_path: Path) -> None:
+    op, code = derived(tmp_path, "selecting", "turned", Target.SINGLE_DIM)
+    assert "if d not in which_dims:" in code
+    assert {rule.inputs for rule in confirmed(closed(op, code))} >= {("S(0)",), ("S(1)",), ("S(2)",)}
+
+
+def test_what_an_op_of_ones_own_writes_to_is_placed_by_its_rules(tmp_path: Path) -> None:
+    op, code = derived(tmp_path, "out_alone", "crossed", Target.SINGLE_DIM)
+    assert "rules.append([Shard(d), Shard(d), Replicate(), Shard(d)])" in code
+    assert {rule.inputs for rule in confirmed(closed(op, code))} >= {("S(0)", "R", "S(0)"), ("R", "S(0)", "S(1)")}
 
 
 def test_an_op_that_returns_nothing_has_rules_of_its_arguments_alone(tmp_path: Path) -> None:

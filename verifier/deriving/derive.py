@@ -105,7 +105,7 @@ def derive(request: DeriveRequest, module: str) -> Derived:
     seconds = {"deriving": time.perf_counter() - started}
     given = Provenance(
         versions()["torch"], versions()["dtensor-verifier"], request.world_sizes.replace(",", " "), request.dtype,
-        request.seed, request.command,
+        request.seed, request.command, request.imports,
     )  # fmt: skip
     for left in reversed(range(_ROUNDS)):
         if not made.rules:

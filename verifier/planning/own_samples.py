@@ -16,7 +16,7 @@ from verifier.core.errors import SamplesError
 from verifier.core.wording import did_you_mean, one_line
 from verifier.execution.imports import module_as_written
 from verifier.planning.drawing import draw_each
-from verifier.planning.stand_ins import define_stand_in
+from verifier.planning.stand_ins import define_stand_in, function_of_autograd
 from verifier.torch_internals.names import OpOverload, OpOverloadPacket
 
 __all__ = [
@@ -25,6 +25,7 @@ __all__ = [
     "callable_of",
     "examples_of",
     "is_sampled",
+    "module_of",
     "overload_named",
     "sampled_ops",
     "samples",
@@ -58,7 +59,8 @@ def samples(op: str | Callable[..., object]) -> Callable[[Maker], Maker]:
     ----------
     op
         The overload, as ``"mylib::my_op"``, ``"mylib.my_op.default"`` or ``"torch.ops.mylib.my_op"``. Or a function of
-        tensors that is no op, such as the body of a ``local_map``, for ``derive --target local-map``.
+        tensors that is no op, such as the body of a ``local_map``, or an ``autograd.Function``, for
+        ``derive --target local-map``.
 
     Raises
     ------
@@ -132,6 +134,8 @@ def stand_in_op(function: Callable[..., object]) -> str:
     ValueError
         If the function cannot be imported by a name.
     """
+    if isinstance(function, type) and issubclass(function, torch.autograd.Function):
+        function = function.apply
     path = _path_of(function)
     if not callable(function) or not all(part.isidentifier() for part in path.split(".")):
         raise ValueError(f"verifier.samples({function!r}): give the name of an op, or a function of a module")
@@ -146,8 +150,20 @@ def callable_of(op: str) -> str:
     return "" if function is None else _path_of(function)
 
 
+def module_of(op: str) -> str:
+    """Return the module of the function that an overload stands for; empty if it stands for none."""
+    function = _functions.get(op)
+    return "" if function is None else _module_of(function)
+
+
 def _path_of(function: object) -> str:
-    return f"{module_as_written(str(getattr(function, '__module__', '')))}.{getattr(function, '__qualname__', '')}"
+    of_autograd = function_of_autograd(function)
+    name = getattr(function, "__qualname__", "") if of_autograd is None else f"{of_autograd.__qualname__}.apply"
+    return f"{_module_of(function)}.{name}"
+
+
+def _module_of(function: object) -> str:
+    return module_as_written(str(getattr(function_of_autograd(function) or function, "__module__", "")))
 
 
 def _defined(name: str) -> OpOverload:

@@ -10,7 +10,7 @@ import torch
 from verifier.core.errors import SamplesError
 from verifier.core.wording import one_line
 
-__all__ = ["define_stand_in"]
+__all__ = ["define_stand_in", "function_of_autograd"]
 
 _SCALARS = ((bool, "bool"), (int, "int"), (float, "float"), (str, "str"), (torch.dtype, "ScalarType"))
 
@@ -34,7 +34,7 @@ def define_stand_in(
         something that no schema has. The message begins with ``where``.
     """
     try:
-        signature = inspect.signature(function)
+        signature = _signature(function)
         bound = [signature.bind(*args, **kwargs).arguments for args, kwargs in examples]
     except (TypeError, ValueError) as error:
         raise SamplesError(f"{where}: {error}") from error
@@ -63,6 +63,23 @@ def define_stand_in(
     library.define(f"{packet}({', '.join(texts)}) -> {to}")  # type: ignore[no-untyped-call]
     library.impl(packet, function, "CompositeImplicitAutograd")  # type: ignore[no-untyped-call]
     _libraries.append(library)
+
+
+def function_of_autograd(function: object) -> type[torch.autograd.Function] | None:
+    """Return the class whose ``apply`` a function is; None if it is no such method."""
+    owner = getattr(function, "__self__", None)
+    of_autograd = isinstance(owner, type) and issubclass(owner, torch.autograd.Function)
+    return owner if of_autograd and getattr(function, "__name__", "") == "apply" else None  # type: ignore[return-value]
+
+
+def _signature(function: Callable[..., object]) -> inspect.Signature:
+    """Return the parameters of a function; those of ``apply`` are those of ``forward``, without its context."""
+    owner = function_of_autograd(function)
+    if owner is None:
+        return inspect.signature(function)
+    whole = inspect.signature(owner.forward)
+    has_context = owner.setup_context is torch.autograd.Function.setup_context
+    return whole.replace(parameters=list(whole.parameters.values())[has_context:])
 
 
 def _returned_types(results: Sequence[object]) -> str:

@@ -113,6 +113,11 @@ class LocalCall:
             tensors[number] = torch.empty(0, dtype=tensors[number].dtype)
         return self(tensors)
 
+    def place_buffers(self) -> None:
+        """Let ``out=`` arguments be placed as other arguments are, unless the op is torch's, which makes them fit."""
+        if getattr(self.op, "namespace", "") not in _OF_TORCH:
+            self.buffers = ()
+
     def rewritten(self, op: Callable[..., object], args: Sequence[object], tensors: Sequence[torch.Tensor]) -> Results:
         """Run what DTensor runs instead: ``op`` on ``args``, in which :class:`Slot` stands for a tensor."""
         tensors = list(tensors)

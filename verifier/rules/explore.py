@@ -215,10 +215,7 @@ class Exploration(SampleOnMesh):
         claimed = {combination[: self.call.in_args] for combination in self.claims}
         for one in tries:
             candidate = self.ledger.candidates.setdefault(one.combination, Candidate(list(one.masks)))
-            if len(candidate.masks) == len(one.masks):
-                candidate.masks = [a & b for a, b in zip(candidate.masks, one.masks, strict=True)]
-            else:  # refuted before, or an op whose number of results depends on the size
-                candidate.masks = []
+            candidate.keep(one.masks, alike=self.ledger.options.blank)
             candidate.draws += one.told
             if one.told:
                 candidate.shapes.add(self.shapes)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import reduce
+from operator import and_
 
 from torch.distributed.tensor.placement_types import Placement
 
@@ -30,6 +32,16 @@ class Candidate:
     shapes: set[tuple[tuple[int, ...], ...]] = field(default_factory=set)
     world_sizes: set[int] = field(default_factory=set)
     claimed: bool = False
+
+    def keep(self, masks: Sequence[int], alike: bool = False) -> None:
+        """Note what another call has allowed; it may have another number of results if all are placed ``alike``."""
+        if len(self.masks) == len(masks):
+            self.masks = [a & b for a, b in zip(self.masks, masks, strict=True)]
+        elif alike and self.masks and masks:
+            common = reduce(and_, (*self.masks, *masks))
+            self.masks = [common] * len(self.masks) if common else []
+        else:  # refuted before, or an op whose number of results depends on the size
+            self.masks = []
 
 
 class Ledger:

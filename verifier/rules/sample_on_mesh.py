@@ -82,6 +82,8 @@ class SampleOnMesh(ABC):
         """Make ``case`` the call that is run from now on."""
         self.case, self.draw = case, draw
         self.call = LocalCall(case)
+        if self.ledger.options.blank:
+            self.call.place_buffers()
         self.reference: Results = self.call(self.call.tensors)
         terms = sum(t.numel() for t in self.call.tensors) + sum(t.numel() for t in self.reference.tensors)
         parts = self.mesh.world_size

@@ -25,6 +25,7 @@ from verifier.torch_internals.caches import clear_caches
 from verifier.torch_internals.sharded_ops import ShardedOp
 
 __all__ = [
+    "IMPORTS_OF_OP_STRATEGY",
     "IMPORTS_OF_SINGLE_DIM",
     "by_register_sharding",
     "count_as_registered",
@@ -37,6 +38,7 @@ __all__ = [
     "keys_of_rules",
     "let_new_rules_win",
     "noted_registrations",
+    "places_lists_of_results",
     "registries_of_rules",
     "replaced_handler",
     "replaced_sharded_op",
@@ -50,6 +52,16 @@ IMPORTS_OF_SINGLE_DIM = """from torch.distributed.tensor._op_schema import Runti
 from torch.distributed.tensor._ops.single_dim_strategy import register_single_dim_strategy
 """
 """What a module imports to register a strategy for one mesh dim."""
+
+IMPORTS_OF_OP_STRATEGY = """from torch.distributed.tensor._op_schema import RuntimeSchemaInfo
+from torch.distributed.tensor._ops.utils import expand_to_full_mesh_op_strategy, register_op_strategy
+"""
+"""What a module imports to register a strategy for all mesh dims."""
+
+
+def places_lists_of_results() -> bool:
+    """Return whether a strategy for one mesh dim can place the tensors of a list that an op returns: from 2.14 on."""
+    return takes_filters()
 
 
 def takes_filters() -> bool:

@@ -134,6 +134,8 @@ class _Trial:
                 return None
             letters, masks = made
             here = [{p for n, p in enumerate(some) if m >> n & 1} for some, m in zip(letters, masks, strict=True)]
+            if allowed and len(allowed) != len(here):
+                return None
             allowed = [a & b for a, b in zip(allowed, here, strict=True)] if allowed else here
             if not all(allowed):
                 return ()
@@ -190,6 +192,8 @@ def _explained(trial: _Trial, places: Iterable[_Place], dims: Sequence[int | Non
     holding = {place: outputs for place, outputs in tried.items() if outputs}
     failing = [place for place in tried if place not in holding]
     if len(holding) < _LEAST_HOLDING or len(failing) < _LEAST_FAILING:
+        return None
+    if len({len(outputs) for outputs in holding.values()}) > 1:  # as many results as extents say
         return None
     common = [frozenset.intersection(*column) for column in zip(*holding.values(), strict=True)]
     for slot, dim in enumerate(dims):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import math
+import operator
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch.distributed.tensor.placement_types import Placement
@@ -104,7 +106,10 @@ class CallEvidence:
     draws, sizes
         The fewest draws and sizes in which a rule held.
     refuted_in_blocks
-        The placements that were refuted where shards begin at multiples of the block that a rule names.
+        The placements that were refuted where shards begin at multiples of the block that a rule names, each with the
+        number of ranks.
+    alike
+        Whether the first of ``results`` stands for all tensors of the list that the op returns.
     """
 
     origin: str
@@ -121,7 +126,8 @@ class CallEvidence:
     draws: int = 0
     sizes: int = 0
     absent: tuple[int, ...] = ()
-    refuted_in_blocks: frozenset[Inputs] = frozenset()
+    refuted_in_blocks: Mapping[Inputs, int] = field(default_factory=dict)
+    alike: bool = False
 
     @property
     def source(self) -> str:
@@ -228,7 +234,7 @@ def _evidence(ledger: Ledger, place: Exploration) -> CallEvidence:
         placed = by_slot(names, [p for (p,) in combination])
         if placed is None:
             continue
-        masks = _masks(place, combination, candidate.masks)
+        masks = _masks(place, combination, _as_many(candidate.masks, len(place.expected)))
         if not masks:
             rules[placed] = ()
         elif _is_borne_out(candidate, ledger.options, drawn):
@@ -308,6 +314,13 @@ def _masks(place: Exploration, combination: Sequence[Sequence[Placement]], masks
         for number, index in zip(place.call.written, place.reference.written, strict=True):
             kept[index] &= place.expected[index].bit(combination[number][0])
     return kept if kept and all(kept) else []
+
+
+def _as_many(masks: Sequence[int], count: int) -> list[int]:
+    """Return what may hold for so many results; of a list with another number of them what holds for all."""
+    if len(masks) == count or not masks:
+        return list(masks)
+    return [functools.reduce(operator.and_, masks)] * count
 
 
 def _values(case: OpCase) -> dict[str, object]:

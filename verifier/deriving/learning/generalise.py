@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
+from verifier.deriving.learning.alike import as_one_result, returns_list, with_one_result
 from verifier.deriving.learning.cuts import BlocksByCall
 from verifier.deriving.learning.evidence import Blocks, CallEvidence, Inputs
 from verifier.deriving.learning.language import Dim, Scope, Test, dims_of_inputs, dims_of_results, named_dims, tests
@@ -68,6 +69,8 @@ class DerivedRule:
         The slots of whose gradients the last of ``outputs`` are the placements.
     absent
         The places among what the op returns at which the calls return None; ``outputs`` leaves them out.
+    alike
+        Whether the first of ``outputs`` is that of all tensors of the list that the op returns.
     calls, points
         How many calls it explains, and how many placements in all.
     """
@@ -82,6 +85,7 @@ class DerivedRule:
     gradients: tuple[str, ...] = ()
     absent: tuple[int, ...] = ()
     cut: Cut | None = None
+    alike: bool = False
 
     def is_cut_in_blocks(self, call: CallEvidence, inputs: Inputs, ranks: int) -> bool:
         """Return whether a call, with ``inputs`` on so many ranks, is cut as the rule asks for."""
@@ -113,6 +117,12 @@ def generalise(calls: Sequence[CallEvidence], blocks: BlocksByCall | None = None
     blocks
         What holds only where shards begin at multiples of a block.
     """
+    if as_one_result(calls):
+        return _of_lists(calls, blocks or {})
+    return _generalised(calls, blocks or {})
+
+
+def _generalised(calls: Sequence[CallEvidence], blocks: BlocksByCall) -> Derivation:
     rules: list[DerivedRule] = []
     unexplained: list[tuple[CallEvidence, Inputs]] = []
     explained = 0
@@ -123,14 +133,30 @@ def generalise(calls: Sequence[CallEvidence], blocks: BlocksByCall | None = None
     for alike in by_slots.values():
         for group, tests_of_group in _by_results(alike):
             plain = {id(call): _wanted(call) for call in group}
-            ways = [(group, plain, None, {id(call): call for call in group}), *_in_blocks(group, blocks or {})]
+            ways = [(group, plain, None, {id(call): call for call in group}), *_in_blocks(group, blocks)]
             for here, wanted, cut, originals in ways:
                 all_ = [(originals[number], inputs) for number, some in wanted.items() for inputs in some]
                 found, left = ([], all_) if tests_of_group is None else _of_group(here, wanted)
                 rules += [replace(rule, tests=(*rule.tests, *(tests_of_group or ())), cut=cut) for rule in found]
                 explained += len(all_) - len(left)
                 unexplained += [(originals.get(id(call), call), inputs) for call, inputs in left]
-    return Derivation(tuple(rules), tuple(unexplained), explained, blocks or {})
+    return Derivation(tuple(rules), tuple(unexplained), explained, blocks)
+
+
+def _of_lists(calls: Sequence[CallEvidence], blocks: BlocksByCall) -> Derivation:
+    """Return the rules of calls that return lists, with one result that stands for all."""
+    ones: list[CallEvidence] = []
+    of_ones: BlocksByCall = {}
+    originals: dict[int, CallEvidence] = {}
+    for call in calls:
+        if returns_list(call) and not call.alike:
+            one, some = with_one_result(call, blocks)
+            ones.append(one)
+            of_ones |= some
+            originals[id(one)] = call
+    made = _generalised(ones, of_ones)
+    left = tuple((originals[id(call)], inputs) for call, inputs in made.unexplained)
+    return replace(made, unexplained=left, blocks=blocks)
 
 
 _Way = tuple[list[CallEvidence], dict[int, list[Inputs]], Cut, dict[int, CallEvidence]]
@@ -251,8 +277,8 @@ def _placed(part: Part, scope: Scope, ndim: int) -> Placement | None:
 
 def placements_of(rule: DerivedRule, call: CallEvidence) -> Iterator[tuple[Inputs, Inputs]]:
     """Yield what a rule lists for a call: the placements of its slots, and those of its results."""
-    count = len(rule.outputs) - len(rule.gradients)
-    if rule.slots != call.slots or (count, rule.absent) != (len(call.results) - len(call.gradients), call.absent):
+    count, given = len(rule.outputs) - len(rule.gradients), len(call.results) - len(call.gradients)
+    if rule.slots != call.slots or rule.absent != call.absent or (not given if rule.alike else count != given):
         return
     schema = _Schema(rule.pivot, rule.inputs, rule.outputs[:count])
     scopes = (
@@ -260,7 +286,8 @@ def placements_of(rule: DerivedRule, call: CallEvidence) -> Iterator[tuple[Input
     )
     for scope in scopes:
         if all(test.value(scope) for test in rule.tests) and (placed := schema.at(scope)) is not None:
-            yield placed
+            inputs, outputs = placed
+            yield inputs, outputs * given if rule.alike else outputs
 
 
 class _Points:
@@ -369,7 +396,7 @@ def _of_group(
             if best is None or score > best[0]:
                 rule = DerivedRule(
                     calls[0].slots, schema.pivot, schema.inputs, schema.outputs, found[0], seen, len(new),
-                    calls[0].gradients, calls[0].absent,
+                    calls[0].gradients, calls[0].absent, alike=calls[0].alike,
                 )  # fmt: skip
                 best = score, rule, new, set(shown)
         if best is None:

@@ -296,12 +296,13 @@ def refuting(rules: Sequence[DerivedRule], samples: Iterable[HeldOut], options: 
         calls = sample.calls()
         asked = [one for size, draw, call in calls for one in _asked(rules, size, draw, call, options)]
         refuted = sample.refuted(asked) if asked else ()
-        if refuted:
-            first = calls[0][2]
+        of_size = {size: call for size, _, call in reversed(calls)}
+        for size in dict.fromkeys(one.size for one in refuted):  # what another extent refutes may hold for this one
+            here = [one for one in refuted if one.size == size]
             yield replace(
-                first,
-                rules={one.inputs: () for one in refuted if not one.in_blocks},
-                refuted_in_blocks=frozenset(one.inputs for one in refuted if one.in_blocks),
+                of_size[size],
+                rules={one.inputs: () for one in here if not one.in_blocks},
+                refuted_in_blocks={one.inputs: one.mesh.world_size for one in here if one.in_blocks},
                 rare=True,
             )
 
@@ -353,7 +354,10 @@ def _holds(
     names = slot_names(case)
     slots = list(dict.fromkeys(names))
     cuts = Cuts(local.tensors, mesh.shape, seed)
-    tensors = [cuts.of(n, (inputs[slots.index(name)],)) for n, name in enumerate(names)]
+    try:
+        tensors = [cuts.of(n, (inputs[slots.index(name)],)) for n, name in enumerate(names)]
+    except ValueError:  # of a list, another tensor than the first may have a dtype that cannot be so placed
+        return True
     terms = sum(t.numel() for t in local.tensors) + sum(t.numel() for t in whole)
     try:
         for one in zip(*tensors, strict=True) if careful else ():

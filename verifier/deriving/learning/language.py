@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -10,12 +11,16 @@ import torch
 
 from verifier.core.ops import resolve
 from verifier.deriving.learning.evidence import CallEvidence
+from verifier.torch_internals.names import OpOverload
 
 __all__ = ["Dim", "DimSet", "Scope", "Test", "dim_sets", "dims_of_inputs", "dims_of_results", "named_dims", "tests"]
 
-_DIMS = ("dim", "dims", "dim0", "dim1", "axis", "axes", "start_dim", "end_dim")
+_DIMS = ("dim", "dims", "dim0", "dim1", "dim2", "dimension", "axis", "axes", "start_dim", "end_dim")
+_LIKE_DIMS = re.compile(r"(?:.*_)?(?:dims?|dimensions?|ax[ie]s)\d*(?:_.*)?")
+"""Names that arguments have that name dims, if their numbers may be dims of the first tensor in each call."""
 _PAIRS_FROM_LAST = ("pad", "padding")
 """Arguments that may have two numbers for each dim, those of the last dim first."""
+_OF_TORCH = ("aten", "prims", "_c10d_functional")
 _NUMBERS = (1, 2, 3)
 _SPECIAL = (0, 1)
 """Numbers that make a call another one, such as a factor of 1, or one group."""
@@ -100,7 +105,7 @@ def dim_sets(calls: Sequence[CallEvidence], first: str) -> Iterator[DimSet]:
     ndim = f"{first}_ndim"
     for name in calls[0].values:
         values = [call.values[name] for call in calls if name in call.values]
-        if _is_dim(name, values):
+        if _is_dim(name, calls):
             kind = str(next(a.type for a in resolve(calls[0].case.call)._schema.arguments if a.name == name))  # type: ignore[attr-defined]
             given = f"([{name}] if isinstance({name}, int) else {name} or range({ndim}))"
             text = (
@@ -169,10 +174,32 @@ def _are_pairs(call: CallEvidence, name: str) -> bool:
     return isinstance(value, list) and _are_ints(value) and len(value) % 2 == 0 and len(value) <= 2 * call.ndims[0]
 
 
-def _is_dim(name: str, values: Sequence[object]) -> bool:
-    """Return whether an argument names dims: by its name, and by what calls have for it."""
-    whole = all(value is None or _is_int(value) or _are_ints(value) for value in values)
-    return name in _DIMS and whole
+def _is_dim(name: str, calls: Sequence[CallEvidence]) -> bool:
+    """Return whether an argument names dims: by its name, and by what calls have for it.
+
+    In an op that is not torch's, an argument of another name does if each call has a dim for it, not all the same.
+    """
+    values = [call.values[name] for call in calls if name in call.values]
+    if not all(value is None or _is_int(value) or _are_ints(value) for value in values):
+        return False
+    if name in _DIMS:
+        return True
+    if not all(_in_range(call, name) for call in calls):
+        return False
+    return bool(_LIKE_DIMS.fullmatch(name)) or _selects(name, calls)
+
+
+def _selects(name: str, calls: Sequence[CallEvidence]) -> bool:
+    """Return whether an integer of an op that is not torch's may be a dim of the first tensor, by its values alone."""
+    schema = resolve(calls[0].case.call)
+    own = isinstance(schema, OpOverload) and schema.namespace not in _OF_TORCH
+    return own and all(_is_int(call.values[name]) for call in calls) and len({call.values[name] for call in calls}) > 1
+
+
+def _in_range(call: CallEvidence, name: str) -> bool:
+    """Return whether the numbers of an argument may be dims of the first tensor."""
+    value, ndim = call.values.get(name), call.ndims[0]
+    return all(-ndim <= one < ndim for one in (value if isinstance(value, list) else [] if value is None else [value]))  # type: ignore[operator]
 
 
 def _is_int(value: object) -> bool:
@@ -184,7 +211,7 @@ def _are_ints(value: object) -> bool:
 
 
 def _dim_names(calls: Sequence[CallEvidence]) -> list[str]:
-    return [name for name in calls[0].values if _is_dim(name, [call.values[name] for call in calls])]
+    return [name for name in calls[0].values if _is_dim(name, calls)]
 
 
 # ----------------------------------------------------------------------------------------------------------------- dims
@@ -226,6 +253,11 @@ def dims_of_results(calls: Sequence[CallEvidence], pivot: int) -> Iterator[Dim]:
         if all(_is_int(call.values[one]) and _is_int(call.values[other]) for call in calls):
             text = f"{{{one}_dims[0]: {other}_dims[0], {other}_dims[0]: {one}_dims[0]}}.get(d, d)"
             yield Dim(text, lambda scope, one=one, other=other: _swapped(scope, one, other))  # type: ignore[misc]
+            below = f"d - ({one}_dims[0] < d) - ({other}_dims[0] < d)"
+            yield Dim(below, lambda scope, both=(one, other): _behind_both(scope, both))  # type: ignore[misc]
+            ndim = f"{calls[0].slots[0]}_ndim"
+            left = f"[n for n in range({ndim} + 1) if n not in ({one} % ({ndim} + 1), {other} % ({ndim} + 1))]"
+            yield Dim(f"[*{left}, {ndim}][d]", lambda scope, both=(one, other): _between_both(scope, both))  # type: ignore[misc]
     for slot in calls[0].slots:
         if slot != calls[0].slots[pivot]:
             text = f"d + {slot}_ndim - {calls[0].slots[pivot]}_ndim"
@@ -252,6 +284,19 @@ def _permuted(scope: Scope, name: str) -> int | None:
     assert isinstance(value, list)
     places = [dim % max(scope.call.ndims[0], 1) for dim in value]
     return places.index(scope.d) if scope.d in places else None
+
+
+def _behind_both(scope: Scope, names: tuple[str, str]) -> int:
+    """Return where a dim is without the two that arguments name."""
+    return scope.d - sum(dim < scope.d for name in names for dim in scope.dims(name))
+
+
+def _between_both(scope: Scope, names: tuple[str, str]) -> int | None:
+    """Return where a dim is if the last one becomes the two that arguments name."""
+    count = scope.call.ndims[0] + 1
+    taken = [scope.call.values[name] % count for name in names]  # type: ignore[operator]
+    left = [n for n in range(count) if n not in taken]
+    return [*left, count - 1][scope.d] if scope.d <= len(left) else None
 
 
 def _swapped(scope: Scope, one: str, other: str) -> int | None:
@@ -308,6 +353,7 @@ def _tests_of_call(calls: Sequence[CallEvidence]) -> Iterator[Test]:
             first = calls[0].slots[0]
             text = f"all({first}.shape[dim] == 1 for dim in {name}_dims if dim < {first}_ndim)"
             yield Test(text, lambda s, name=name: all(one == 1 for one in s.extents(name)))  # type: ignore[misc]
+        if name in dims and (name in _DIMS or _LIKE_DIMS.fullmatch(name)):
             continue
         if any(isinstance(value, torch.dtype) for value in values):
             text = f"{name} is None or {name}.is_floating_point"

@@ -47,19 +47,25 @@ class Body:
                 there = self.subject.is_there(name)
                 lines.append(f"    {name}_ndim = {value}" + (f" if {there} else 0" if there else ""))
         lines += [f"    {some.name} = {some.text}" for some in named]
-        return [*lines, f"    rules = [{self._replicated()}]"]
+        first = self._replicated()
+        if re.search(r"\bcount_of_results\b", f"{text}\n{first}"):
+            given = ", ".join([self.subject.path, self.subject.given()])
+            lines.append(f"    count_of_results = {_COUNTED}({given})")
+        return [*lines, f"    rules = [{first}]"]
 
     def _replicated(self) -> str:
         """Return the rule without shards where DTensor does not add it."""
         if self.subject.target is not Target.LOCAL_MAP:
             return ""
         kinds = {(len(call.results) - len(call.gradients), call.absent) for call in self.subject.calls if call.rules}
-        if len(kinds) > 1:
+        if len(kinds) > 1 and not self.subject.alike:
             raise CannotWriteError(
                 f"{self.subject.op}: which results it has depends on its arguments, which local_map cannot say"
             )
-        ((count, absent),) = kinds
+        count, absent = min(kinds)
         results = ["Replicate()"] * count
+        if self.subject.alike:
+            results = [f"*[Replicate()] * {self.subject.count_of_results}"]
         for place in absent:
             results.insert(place, "None")
         inputs = f"[Replicate() for one in {self.subject.given_tensors()}]"
@@ -129,13 +135,13 @@ class Body:
         outputs = [_part(part) for part in rule.outputs[:count]]
         for place in rule.absent:
             outputs.insert(place, "None")
+        if rule.alike:
+            outputs = [f"*{_listed(outputs)} * {self.subject.count_of_results}"]
         if self.subject.target is Target.LOCAL_MAP:
             gradients = {**placed, **dict(zip(rule.gradients, rule.outputs[count:], strict=True))}
             parts = [_listed(outputs), self._of_tensors(placed), self._of_tensors(gradients)]
             return f"({', '.join(parts)})"
         outputs = outputs[: self._returned(rule)]
-        if self.subject.as_many_as and len(set(outputs)) == 1:
-            outputs = [f"*{_listed(outputs[:1])} * len({self.subject.as_many_as})"]
         if self.subject.target is Target.REGISTER_SHARDING:
             inputs = [_part(placed[a.name]) if a.name in placed else "None" for a in self.subject.schema]
             return f"([{', '.join(outputs)}], [{', '.join(inputs)}])"
@@ -163,6 +169,7 @@ class Body:
 
 
 _HAS_ELEMENTS, _BEGIN_AT_MULTIPLES = "_each_rank_has_elements", "_begin_at_multiples"
+_COUNTED = "_number_of_results"
 _HELPERS = {
     _HAS_ELEMENTS: f'''\
 def {_HAS_ELEMENTS}(spec, dim):
@@ -182,6 +189,18 @@ def {_BEGIN_AT_MULTIPLES}(spec, dim, block):
         return extent % (block * math.prod(sizes)) == 0
     length = -(-extent // sizes[0])
     return length % block == 0 and length * (sizes[0] - 1) < extent  # each rank has elements
+
+
+'''.split("\n")[:-1],
+    _COUNTED: f'''\
+def {_COUNTED}(op, *args, **kwargs):
+    """Return how many tensors an op returns: as many as on the device meta."""
+
+    def on_meta(one):
+        return torch.empty(one.shape, dtype=one.dtype, device="meta") if hasattr(one, "shape") else one
+
+    args, kwargs = tree_map(on_meta, (args, kwargs), is_leaf=lambda one: hasattr(one, "shape"))
+    return len(op(*args, **kwargs))
 
 
 '''.split("\n")[:-1],

@@ -191,6 +191,8 @@ def _points_of_blocks(calls: Sequence[CallEvidence], made: Derivation) -> Iterat
         nowhere = made.blocks.get(id(call), {}) and _refuted_in_blocks(call, made)
         if nowhere:
             yield _Point(call, nowhere, ((), _FEW_RANKS))
+        for inputs, ranks in call.refuted_in_blocks.items():
+            yield _Point(call, {inputs: ()}, ((), ranks))
         for inputs, blocks in made.blocks.get(id(call), {}).items():
             for place in blocks.held:
                 yield _Point(call, {inputs: blocks.outputs}, place)
@@ -243,6 +245,8 @@ def _conditions_of_tensors(calls: Sequence[CallEvidence]) -> set[str]:
             ("not hasattr(", ", 'shape')"),
             ("", " is None"),
             ("", " is not None"),
+            ("len(", ") > 0"),
+            ("not len(", ") > 0"),
         )
     }
 

@@ -5,13 +5,18 @@ from __future__ import annotations
 import json
 
 from verifier.deriving.writing.subject import Subject
-from verifier.torch_internals.registries import IMPORTS_OF_SINGLE_DIM
+from verifier.torch_internals.registries import IMPORTS_OF_OP_STRATEGY, IMPORTS_OF_SINGLE_DIM, places_lists_of_results
 
 __all__ = ["filter_of_products", "imports_of_single_dim", "registered_by_sharding", "registered_for_single_dim"]
 
 
+_FOR_LISTS = "a strategy for one mesh dim takes no list of results in this torch"
+
+
 def registered_for_single_dim(subject: Subject, uneven: bool, filtered: bool) -> list[str]:
     """Return the lines that register a strategy for one mesh dim, with a filter of products if ``filtered``."""
+    if subject.returns_list and not places_lists_of_results():
+        return _registered_for_all_dims(subject, uneven)
     return [
         "", "", "@register_single_dim_strategy(", f"    {subject.path}, schema_info={_schema_info(subject)},",
         f"    allow_uneven_sharding={uneven},",
@@ -20,6 +25,25 @@ def registered_for_single_dim(subject: Subject, uneven: bool, filtered: bool) ->
         f"    return {subject.name}_rules(*args, **kwargs)"
         + (f" + [row for row, *_ in {subject.name}_in_blocks(*args, **kwargs)]" if filtered else ""),
     ]  # fmt: skip
+
+
+def _registered_for_all_dims(subject: Subject, uneven: bool) -> list[str]:
+    """Return the lines that register a strategy for all mesh dims: one for a single dim counts a list as one result."""
+    return f'''
+
+@register_op_strategy({subject.path}, schema_info={_schema_info(subject)})
+def {subject.name}_strategy(op_schema):
+    """Return the products of the rules; {_FOR_LISTS}."""
+    args, kwargs = op_schema.args_meta, op_schema.kwargs_meta
+    results = _number_of_results({subject.path}, *args, **kwargs)
+    replicated = [Replicate()] * (results + len(op_schema.args_strategy) + len(op_schema.kwargs_strategy))
+    found = expand_to_full_mesh_op_strategy(
+        op_schema.get_mesh_from_args(), op_schema, [replicated, *{subject.name}_rules(*args, **kwargs)],
+        input_index=results, allow_uneven_sharding={uneven},
+    )
+    for one in found.strategies if results == 1 else ():
+        one.output_specs = (one.output_specs,)
+    return found'''.split("\n")
 
 
 def registered_by_sharding(subject: Subject) -> list[str]:
@@ -39,9 +63,11 @@ def registered_by_sharding(subject: Subject) -> list[str]:
     ]  # fmt: skip
 
 
-def imports_of_single_dim(filtered: bool) -> list[str]:
+def imports_of_single_dim(subject: Subject, filtered: bool) -> list[str]:
     """Return the lines that import what a strategy for one mesh dim is made of."""
     lines = IMPORTS_OF_SINGLE_DIM.splitlines()
+    if subject.returns_list and not places_lists_of_results():
+        lines = IMPORTS_OF_OP_STRATEGY.splitlines()
     if filtered:
         lines += [
             "from torch.distributed.tensor._op_schema import OpStrategy",

@@ -62,18 +62,24 @@ def strategy_text(
     filtering = filter_of_products(subject) if blocks else []
     if target is Target.LOCAL_MAP:
         imports, tail = list(_IMPORTS_OF_LOCAL_MAP), run_on_locals(subject)
-        imports += [] if subject.path.startswith("torch.ops.") else [f"import {subject.path.rpartition('.')[0]}"]
+        imports += [f"import {subject.module}"] if subject.module else _defining(op, given.imports)
     elif target is Target.REGISTER_SHARDING:
         imports, tail = list(_IMPORTS_OF_REGISTER_SHARDING), registered_by_sharding(subject)
     else:
-        imports, tail = imports_of_single_dim(bool(blocks)), registered_for_single_dim(subject, uneven, bool(blocks))
+        imports, tail = (
+            imports_of_single_dim(subject, bool(blocks)),
+            registered_for_single_dim(subject, uneven, bool(blocks)),
+        )
     header = "\n".join(f"# {line}" for line in comment(subject, made, given, left_out))
     used = [
         name
         for name in ("DTensor", "Partial", "Replicate", "Shard")
         if any(re.search(rf"\b{name}\b", line) for line in (*body, *blocks, *filtering, *tail))
     ]
-    function = [*helpers(body), *writer.head, *writer.prepared(body), *body, "    return rules"]
+    prepared = writer.prepared(body)
+    function = [*helpers([*prepared, *body, *tail]), *writer.head, *prepared, *body, "    return rules"]
+    of_trees = "from torch.utils._pytree import tree_map"
+    imports += [of_trees] if of_trees not in imports and any("tree_map(" in line for line in function) else []
     if blocks:
         function += [*writer.head_of_blocks, *writer.prepared(blocks), *blocks, "    return rules", *filtering]
     text = "\n".join(function)
@@ -88,3 +94,11 @@ def strategy_text(
         *imports, "", "", text, *tail,
     ]  # fmt: skip
     return "\n".join(lines) + "\n"
+
+
+def _defining(op: OpOverload, imports: Sequence[str]) -> list[str]:
+    """Return the lines that import what defines an op, if nothing else has: a function runs wherever it is imported."""
+    modules = [name.removesuffix(".py").rpartition("/")[2] if name.endswith(".py") else name for name in imports]
+    lines = [f"    import {name}  # noqa: F401" for name in modules]
+    unknown = f'if not hasattr(torch.ops.{op.namespace}, "{op._opname}"):  # what defines the op'
+    return [] if op.namespace == "aten" or not lines else ["", unknown, *lines]

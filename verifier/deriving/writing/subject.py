@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from verifier.deriving.learning.alike import as_one_result
 from verifier.deriving.learning.evidence import CallEvidence
-from verifier.planning.own_samples import callable_of
+from verifier.planning.own_samples import callable_of, module_of
 from verifier.torch_internals.names import OpOverload
 
 __all__ = ["CannotWriteError", "Provenance", "Subject", "Target", "strategy_name"]
@@ -28,7 +29,13 @@ class CannotWriteError(ValueError):
 
 @dataclass(frozen=True)
 class Provenance:
-    """What a derivation rests on, for the comment of the code."""
+    """What a derivation rests on, for the comment of the code.
+
+    Parameters
+    ----------
+    imports
+        Files and modules that define the op.
+    """
 
     torch: str
     verifier: str
@@ -36,6 +43,7 @@ class Provenance:
     dtype: str
     seed: int
     command: str
+    imports: Sequence[str] = ()
 
 
 class Subject:
@@ -56,21 +64,25 @@ class Subject:
         absent = {name for call in calls for name in self.tensors if name not in call.slots}
         self.numbers = absent - self.optional - self.lists
         """Parameters for which some call has a number in the place of a tensor."""
+        self.empty = absent & self.lists
+        """Lists that have no tensor in some call."""
         self.path = callable_of(str(op)) or f"torch.ops.{op}"
+        self.module = module_of(str(op))
         self.name = strategy_name(op)
         self._refuse()
 
     def _refuse(self) -> None:
         """Raise for what no code can say in this way."""
-        if any(argument.is_out for argument in self.schema):
+        if any(argument.is_out for argument in self.schema) and self.op.namespace == "aten":
             raise CannotWriteError(
-                f"{self.op}: DTensor makes the strategy of an overload with out= from its base overload"
+                f"{self.op}: DTensor makes the strategy of an overload with out= from its base overload{_base(self.op)}"
             )
-        results = self.op._schema.returns
-        if any("List" in str(result.type) for result in results) and len({call.results for call in self.calls}) > 1:
-            counts = {len(call.results) for call in self.calls if call.rules}
-            if len(counts) > 1:
-                raise CannotWriteError(f"{self.op}: its number of results depends on its arguments ({sorted(counts)})")
+        counts = {len(call.results) for call in self.calls if call.rules} if self.returns_list else set()
+        if len(counts) > 1 and not self.alike:
+            raise CannotWriteError(
+                f"{self.op}: it returns {' or '.join(map(str, sorted(counts)))} tensors of different numbers of dims, "
+                "which code cannot tell apart; let the op return as many in each call, or a tuple"
+            )
         if callable_of(str(self.op)) and self.target is not Target.LOCAL_MAP:
             raise CannotWriteError(
                 f"{self.path} is a function and no op, so it has no strategy; use --target local-map"
@@ -78,7 +90,10 @@ class Subject:
         if self.target is Target.LOCAL_MAP and any(argument.alias_info is not None for argument in self.schema):
             raise CannotWriteError(f"{self.op}: it returns or writes to its arguments, which local_map cannot do")
         given = {slot for call in self.calls for slot in call.slots}
-        keyword = [a.name for a in self.schema if a.kwarg_only and a.name in self.tensors and a.name in given]
+        keyword = [
+            a.name for a in self.schema
+            if a.kwarg_only and not a.is_out and a.name in self.tensors and a.name in given
+        ]  # fmt: skip
         if keyword and self.target is not Target.LOCAL_MAP:
             raise CannotWriteError(
                 f"{self.op}: DTensor does not redistribute a tensor that is given by keyword, as {keyword[0]} is, so "
@@ -97,18 +112,28 @@ class Subject:
         )  # fmt: skip
 
     @property
-    def as_many_as(self) -> str:
-        """The list among the arguments that has as many elements as the op has results; empty if there is none."""
+    def returns_list(self) -> bool:
+        """Whether the op returns a list of tensors."""
+        return any("List" in str(result.type) for result in self.op._schema.returns)
+
+    @property
+    def alike(self) -> bool:
+        """Whether all tensors of the list that the op returns are placed alike."""
+        return as_one_result(self.calls)
+
+    @property
+    def count_of_results(self) -> str:
+        """How many tensors the op returns, as code: as many as a list among the arguments has, or what the op says."""
         calls = [call for call in self.calls if call.rules]
-        if not calls or not any("List" in str(result.type) for result in self.op._schema.returns):
-            return ""
         lengths = [
-            {name: len(value) for name, value in call.values.items() if isinstance(value, list)}
+            dict.fromkeys(self.lists, 0)
+            | {name: len(value) for name, value in call.values.items() if isinstance(value, list)}
             | {name: length for name, length in zip(call.slots, call.lengths, strict=True) if name in self.lists}
             for call in calls
         ]
-        counts = [len(call.results) for call in calls]
-        return next((name for name in lengths[0] if counts == [known.get(name) for known in lengths]), "")
+        counts = [len(call.results) - len(call.gradients) for call in calls]
+        named = next((name for name in lengths[0] if counts == [known.get(name) for known in lengths]), "")
+        return f"len({named})" if named else "count_of_results"
 
     def is_there(self, name: str) -> str:
         """Return the condition that a call has a tensor for a parameter; empty if it always has."""
@@ -117,6 +142,8 @@ class Subject:
             if name in self.optional
             else f'hasattr({name}, "shape")'
             if name in self.numbers
+            else f"len({name}) > 0"
+            if name in self.empty
             else ""
         )
 
@@ -150,6 +177,16 @@ class Subject:
     def given(self) -> str:
         """Return the arguments that hand these parameters on."""
         return ", ".join(given_as(a.name, a.name, a.kwarg_only) for a in self.schema)
+
+
+def _base(op: OpOverload) -> str:
+    """Return the overload that has the same arguments but for those of ``out=``, as the thing to derive; else empty."""
+    wanted = [(a.name, str(a.type)) for a in op._schema.arguments if not a.is_out]
+    packet = op.overloadpacket
+    for name in packet.overloads():
+        if [(a.name, str(a.type)) for a in getattr(packet, name)._schema.arguments] == wanted:
+            return f"; derive {op.namespace}.{op._opname}.{name}"
+    return ""
 
 
 def given_as(name: str, value: str, keyword: bool) -> str:
