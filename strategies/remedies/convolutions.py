@@ -1,4 +1,4 @@
-"""The remedy for the handlers of convolutions."""
+"""The remedies for convolutions: of their handlers, and of what their kernels return."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.distributed.tensor import Replicate, Shard
 
 from verifier.execution.remedies import Remedy
 from verifier.placements.bounds import shard_bounds
-from verifier.torch_internals.amending.handlers import HandledCall, as_rules_ask, borders_returned
+from verifier.torch_internals.amending.handlers import HandledCall, as_rules_ask, borders_returned, unasked_left_out
 
 __all__ = ["REMEDIES"]
 
@@ -63,5 +63,13 @@ REMEDIES = (
         "return the gradient from _ring_send_recv_aggregate",
         _mended,
         ("aten.convolution*", "aten.conv*", "aten.*conv*"),
+    ),
+    Remedy(
+        "gradients-not-asked-for",
+        "leave out a result of the local kernel for which there is no spec because the call has not asked for it "
+        "(OpDispatcher.wrap in _dispatch.py)",
+        unasked_left_out,
+        ("aten.convolution_backward.*", "aten.conv*"),
+        frozenset({"CRASH"}),
     ),
 )

@@ -124,6 +124,12 @@ def test_norms_have_any_number_of_spatial_dims() -> None:
     assert {("torch.nn.functional.group_norm", 4), ("torch.nn.functional.batch_norm", 5)} <= norms
 
 
+def test_layers_are_partly_frozen_in_every_way() -> None:
+    ways = {tuple(case.kwargs[name].requires_grad for name in "xyz") for case in composites("partly_frozen")}  # type: ignore[attr-defined]
+    assert {(False, False, True), (False, True, False), (True, False, False), (True, False, True)} <= ways
+    assert not ways & {(True, True, True), (False, False, False)}
+
+
 def test_a_chain_returns_what_no_step_takes_and_a_written_tensor_once() -> None:
     base = torch.arange(6.0).reshape(2, 3)
     steps = [

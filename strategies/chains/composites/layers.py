@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from strategies.chains.building import Building
@@ -138,3 +140,35 @@ def _product(b: Building) -> None:
             kind, "torch.block_diag"
         )
         b.call(path, left, right)
+
+
+@composite
+def _partly_frozen(b: Building) -> None:
+    """Layers of which some of the input, the weight and the bias want no gradient."""
+    rows, columns = b.size()
+    call: tuple[Any, ...]
+    kind = b.pick(("conv1d", "conv2d", "conv_transpose1d", "linear", "layer_norm", "group_norm", "batch_norm"))
+    if kind.startswith("conv"):
+        spatial = 2 if kind == "conv2d" else 1
+        kernel = (2,) * spatial
+        tensors = [
+            b.floats(rows, 4, *(columns + 2,) * spatial),
+            b.floats(*((4, 2) if "transpose" in kind else (2, 4)), *kernel),
+        ]
+        call = (f"{_F}{kind}", *tensors, bias := b.floats(2))
+    elif kind == "linear":
+        tensors = [b.floats(rows, columns), b.floats(3, columns)]
+        call = (f"{_F}{kind}", *tensors, bias := b.floats(3))
+    elif kind == "layer_norm":
+        tensors = [b.floats(rows, columns), b.floats(columns)]
+        call = (f"{_F}{kind}", tensors[0], (columns,), tensors[1], bias := b.floats(columns))
+    elif kind == "group_norm":
+        tensors = [b.floats(rows, 4, columns), b.floats(4)]
+        call = (f"{_F}{kind}", tensors[0], 2, tensors[1], bias := b.floats(4))
+    else:
+        tensors = [b.floats(rows + 1, columns), b.floats(columns)]
+        call = (f"{_F}{kind}", tensors[0], None, None, tensors[1], bias := b.floats(columns), True)
+    trained = b.pick(((0,), (1,), (2,), (0, 1), (0, 2), (1, 2)))
+    for number, name in enumerate((*tensors, bias)):
+        b.tensors[name].requires_grad_(number in trained)
+    b.call(*call)

@@ -6,11 +6,13 @@ import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
 from torch._ops import OpOverload
 from torch.distributed.tensor import DTensor, Replicate, Shard, _tp_conv
+from torch.distributed.tensor._dispatch import OpDispatcher
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor.placement_types import Placement
 from torch.utils import _pytree as pytree
@@ -18,7 +20,7 @@ from torch.utils import _pytree as pytree
 from verifier.torch_internals.amending.propagation import is_torchs
 from verifier.torch_internals.placements import Placements
 
-__all__ = ["HandledCall", "as_rules_ask", "borders_returned"]
+__all__ = ["HandledCall", "as_rules_ask", "borders_returned", "unasked_left_out"]
 
 
 @dataclass(frozen=True)
@@ -125,3 +127,23 @@ def borders_returned() -> Iterator[None]:
         yield
     finally:
         module._ring_send_recv_aggregate = own
+
+
+@contextlib.contextmanager
+def unasked_left_out() -> Iterator[None]:
+    """Let DTensor leave out the results of a local kernel that the call has not asked for, as a masked gradient."""
+    wrap: Any = OpDispatcher.wrap
+
+    def asked_for(results: Any, specs: Any) -> object:
+        if isinstance(results, tuple | list) and isinstance(specs, tuple | list) and len(results) == len(specs):
+            pairs = zip(results, specs, strict=True)
+            left = [None if spec is None and _has_dims(one) else one for one, spec in pairs]
+            results = tuple(left) if isinstance(results, tuple) else left
+        return wrap(results, specs)
+
+    with mock.patch.object(OpDispatcher, "wrap", staticmethod(asked_for)):
+        yield
+
+
+def _has_dims(result: object) -> bool:
+    return isinstance(result, torch.Tensor) and result.ndim > 0
