@@ -179,13 +179,13 @@ def _numbers_of_dims(call: Call) -> Iterator[Variation]:
     read = pytree.tree_leaves([value for name, value in call.values.items() if name not in outs])
     # a result has the dims that the op says, so that out= alone cannot have more
     ways = (False, True) if any(isinstance(one, torch.Tensor) and one.ndim == most for one in read) else (True,)
-    usual = claimed(call)
+    usual, on_fake = claimed(call), accepts(call, on_fake_tensors=True)
     from_the_end = {_shifted(rule, -most) for rule in usual}
     for ndim in range(_MOST_DIMS + 1):
         for everywhere in ways:
             variation = Variation(f"{ndim} dims", partial(_with_dims, ndim - most, most, everywhere))
             changed = variation.apply(call) if ndim != most else None
-            if changed is None or not accepts(changed):
+            if changed is None or not accepts(changed, on_fake_tensors=on_fake):
                 continue
             rules = claimed(changed)
             if not _raises(rules) and any(

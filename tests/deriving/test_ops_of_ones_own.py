@@ -142,6 +142,16 @@ library.define("weighted(Tensor x, *, Tensor weight) -> Tensor")
 torch.library.impl(library, "weighted", "CompositeExplicitAutograd")(torch.no_grad()(lambda x, *, weight: x * weight))
 verifier.samples("{space}::weighted")(lambda: [(torch.randn(4, 6), {{"weight": torch.randn(6)}})])
 """
+RANDOM = """
+import torch, verifier
+
+@torch.library.custom_op("{space}::jittered", mutates_args=())
+def jittered(x: torch.Tensor) -> torch.Tensor:
+    return x + torch.rand_like(x)
+
+jittered.register_fake(lambda x: torch.empty_like(x))
+verifier.samples("{space}::jittered")(lambda: [(torch.randn(6, 4),)])
+"""
 EACH = """
 import torch, verifier
 
@@ -202,6 +212,7 @@ verifier.samples("{space}::crossed.out")(
 )
 """
 EXAMPLES = {
+    "jittered": RANDOM,
     "each": EACH,
     "rescaled": ONE_SCALE,
     "pieces": PIECES,
@@ -401,6 +412,11 @@ def test_a_list_may_be_empty(tmp_path: Path) -> None:
     exec(compile(code, "derived.py", "exec"), scope)
     assert scope["each_of_a_list_each_rules"]([], torch.empty(4)) == []
     assert {rule.inputs for rule in confirmed(closed(op, code))} >= {("S(0)", "S(0)", "R"), ("S(1)", "S(0)")}
+
+
+def test_of_an_op_that_draws_random_numbers_it_says_what_to_derive_instead(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="takes what is drawn as an argument"):
+        derived(tmp_path, "drawing", "jittered", Target.SINGLE_DIM)
 
 
 def test_an_argument_of_any_name_may_select_a_dim(tmp_path: Path) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 
 import pytest
 import torch
 from hypothesis import strategies as st
 from torch.distributed.tensor import Partial, Replicate, Shard
+from torch.distributed.tensor._op_schema import RuntimeSchemaInfo
+from torch.distributed.tensor._ops.single_dim_strategy import register_single_dim_strategy
 from torch.distributed.tensor.experimental import register_sharding
 
 import verifier
@@ -417,6 +419,44 @@ def test_a_number_of_dims_is_not_taken_for_which_the_rules_raise() -> None:
 
     assert "4 dims" in labels("scaled")
     assert "0 dims" not in labels("scaled")
+
+
+@torch.library.custom_op("test_own_ops::by_rows", mutates_args=())
+def by_rows(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+@by_rows.register_fake
+def _(x):  # type: ignore[no-untyped-def]
+    return x.new_empty((x.shape[0], x.shape[1], *x.shape[2:]))
+
+
+@pytest.mark.usefixtures("rules_taken_back")
+def test_a_number_of_dims_is_not_taken_for_which_the_fake_kernel_raises() -> None:
+    verifier.samples("test_own_ops::by_rows")(lambda: [(torch.randn(8, 6),)])
+
+    @register_sharding(OPS.by_rows.default)
+    def strategy(x: torch.Tensor) -> object:
+        return [([R], [R]), *([([Partial()], [Partial()])] * (x.ndim in (1, 3)))]
+
+    assert "3 dims" in labels("by_rows")
+    assert "1 dims" not in labels("by_rows")
+
+
+LIBRARY.define("outer.out(Tensor x, *, Tensor(a!) out) -> Tensor(a!)")
+torch.library.impl(LIBRARY, "outer.out", "CompositeExplicitAutograd")(lambda x, *, out: out.copy_(x[:, None] * x))
+
+
+@pytest.mark.usefixtures("rules_taken_back")
+def test_an_argument_to_write_to_has_no_more_dims_alone() -> None:
+    verifier.samples("test_own_ops::outer.out")(lambda: [(torch.randn(6), {"out": torch.empty(6, 6)})])
+
+    @register_single_dim_strategy(OPS.outer.out, schema_info=RuntimeSchemaInfo())
+    def strategy(op: object, args: Sequence[torch.Tensor], kwargs: dict[str, torch.Tensor]) -> object:
+        return [[Shard(0), Replicate(), Shard(0)]]
+
+    samples = own_samples("test_own_ops.outer.out", SampleOptions(torch.float64))
+    assert not [sample.origin for sample in samples if "dims" in sample.origin]
 
 
 @pytest.mark.usefixtures("rules_taken_back")

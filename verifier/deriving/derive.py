@@ -41,6 +41,11 @@ _HELD_OUT = 4
 """So many times as many calls are drawn to refute rules that hold for fewer calls."""
 _ROUNDS = 4
 """So often rules are derived anew with the calls that refute some of them, and code with those that ``rules`` finds."""
+_INSTEAD = {
+    "random": "it draws random numbers, so that ranks have others than the whole call; "
+    "derive an op that takes what is drawn as an argument, such as a mask",
+}
+"""What to do about an op that cannot be tested, by the reason."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +101,9 @@ def derive(request: DeriveRequest, module: str) -> Derived:
     function = callable_of(str(op))
     Subject(op, (), request.target)  # what cannot be written is not derived
     calls, made = derivation(request)
-    if request.target is not Target.LOCAL_MAP and not has_gradient_formula(op) and has_gradients(calls[0].case):
+    writes_out = any(argument.is_out for argument in op._schema.arguments)  # autograd takes no such call
+    lacks_formula = not writes_out and not has_gradient_formula(op)
+    if request.target is not Target.LOCAL_MAP and lacks_formula and has_gradients(calls[0].case):
         raise ValueError(
             f"{op} has no gradient formula: on plain tensors autograd looks into its kernel, on DTensors it cannot, so "
             "that gradients are lost under any strategy; give it one (torch.library.register_autograd), or let its "
@@ -197,7 +204,8 @@ def derivation(request: DeriveRequest, shop: Workshop | None = None) -> tuple[li
     blocks = {id(call): some for call, (_, some) in zip(calls, gathered, strict=True) if some and not call.rare}
     options = with_elements if gradients else replace(with_elements, emptied=None)  # local_map is for even shards
     if not blocks and not any(call.holding for call in calls):
-        why = "; ".join(dict.fromkeys(one.why_not for one in listed if one.why_not)) or (
+        why_not = (_INSTEAD.get(one.why_not, one.why_not) for one in listed if one.why_not)
+        why = "; ".join(dict.fromkeys(why_not)) or (
             f"its calls ended the process {shop.deaths} times" if shop.deaths
             else "too few draws of its calls have results that differ between elements: where all are equal, any "
             "placement would hold" if listed

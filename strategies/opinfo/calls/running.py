@@ -15,11 +15,15 @@ def copied(call: Call) -> Call:
     return call.with_leaves([leaf.clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in call.leaves])
 
 
-def accepts(call: Call) -> bool:
-    """Return whether the op takes the call, and its fake kernel, if it has one, says the same of the results."""
+def accepts(call: Call, on_fake_tensors: bool = False) -> bool:
+    """Return whether the op takes the call, and its fake kernel, if it has one, says the same of the results.
+
+    With ``on_fake_tensors`` it has to take the call there, too, or DTensor does not come to ask any rule.
+    """
     with quiet():
         results = attempt(copied(call))
-    return results is not None and same_as_fake(call, results) is not False
+    same = None if results is None else same_as_fake(call, results)
+    return results is not None and same is not False and (same is True or not on_fake_tensors)
 
 
 def same_as_fake(call: Call, results: list[torch.Tensor]) -> bool | None:
