@@ -93,3 +93,17 @@ def test_what_ends_workers_while_samples_are_made_is_not_green(
     status, said = command(tmp_path, ENDS_WORKERS + rule, *RULES)
     assert status == expected, said
     assert "NO EVIDENCE without_evidence.scale.default: samples after the crash were not reached: SIGABRT" in said
+
+
+def test_an_op_without_samples_is_told_so_beside_one_of_its_namespace_that_has_some(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    named = """
+@torch.library.custom_op("without_evidence::named", mutates_args=())
+def named(x: torch.Tensor, mode: str) -> torch.Tensor:
+    return x * len(mode)
+"""
+    for op, expected in (("named", "without_evidence.named has no samples"), ("nmaed", "no op matches")):
+        status, said = command(tmp_path, named, "run", f"without_evidence.{op}")
+        assert (status, expected in said) == (2, True), said
