@@ -69,7 +69,7 @@ def function_of_autograd(function: object) -> type[torch.autograd.Function] | No
     """Return the class whose ``apply`` a function is; None if it is no such method."""
     owner = getattr(function, "__self__", None)
     of_autograd = isinstance(owner, type) and issubclass(owner, torch.autograd.Function)
-    return owner if of_autograd and getattr(function, "__name__", "") == "apply" else None  # type: ignore[return-value]
+    return owner if of_autograd and getattr(function, "__name__", "") == "apply" else None
 
 
 def _signature(function: Callable[..., object]) -> inspect.Signature:
