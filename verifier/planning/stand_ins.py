@@ -68,14 +68,9 @@ def define_stand_in(
 def function_of_autograd(function: object) -> type[torch.autograd.Function] | None:
     """Return the class whose ``apply`` a function is; None if it is no such method."""
     owner = getattr(function, "__self__", None)
-<<<<<<< HEAD
     if not (isinstance(owner, type) and issubclass(owner, torch.autograd.Function)):
         return None
     return owner if getattr(function, "__name__", "") == "apply" else None
-=======
-    of_autograd = isinstance(owner, type) and issubclass(owner, torch.autograd.Function)
-    return owner if of_autograd and getattr(function, "__name__", "") == "apply" else None
->>>>>>> h32
 
 
 def _signature(function: Callable[..., object]) -> inspect.Signature:
