@@ -1,19 +1,25 @@
-"""Caches of sharding propagation."""
+"""Caches of sharding propagation, and what is kept of the decompositions that it traces."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+import contextlib
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from typing import Any, cast
 
 import torch
 from torch._ops import OpOverload
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._decompositions import DecompShardingStrategy
+from torch.distributed.tensor._op_schema import OpSchema
 
 from verifier.torch_internals.sharded_ops import remembered_decisions
 
 __all__ = [
     "cache_misses",
+    "call_by_shapes",
     "clear_caches",
     "endless_rules",
+    "traced_once",
     "traces_of_calls",
 ]
 
@@ -21,6 +27,11 @@ endless_rules: set[OpOverload] = set()
 """Ops of which a rule did not come back in this process; each further question would cost seconds."""
 traces_of_calls: dict[Hashable, dict[tuple[object, ...], object]] = {}
 """By calls, then by placements: what DTensor found, or raised, when it traced the call's decomposition."""
+_CALLS = 4
+"""So many calls are remembered. One is asked about on each mesh in turn, and a sample has several sizes."""
+_REFUSALS = (RuntimeError, KeyError, IndexError)
+"""What tells DTensor that a decomposition does not hold with some placements. Derived classes may say more."""
+_OF_TORCH = DecompShardingStrategy._propagate_through_decomp
 
 
 def cache_misses() -> int:
@@ -38,3 +49,56 @@ def clear_caches() -> None:
     remembered_decisions.clear()
     endless_rules.clear()
     traces_of_calls.clear()
+
+
+def call_by_shapes(op: OpOverload, leaves: Sequence[object], structure: object) -> Hashable:
+    """Return all of a call on which the traces of its decomposition depend."""
+    told = [
+        (leaf.dtype, tuple(leaf.shape), leaf.stride()) if isinstance(leaf, torch.Tensor) else (type(leaf), repr(leaf))
+        for leaf in leaves
+    ]
+    return op, str(structure), tuple(told)
+
+
+@contextlib.contextmanager
+def traced_once(op: OpOverload, call: Hashable) -> Iterator[None]:
+    """Let DTensor trace the decomposition of ``call``, a call of ``op``, once with each combination of placements.
+
+    DTensor traces it with many combinations whenever it is asked about one. A trace is made on a mesh of one rank,
+    whatever mesh DTensor is asked about.
+    """
+    strategy: Any = DTensor._op_dispatcher.sharding_propagator.decomp_strategy
+    trace = cast(Callable[..., object], strategy._propagate_through_decomp)
+    if getattr(trace, "__func__", None) is not _OF_TORCH:
+        yield
+        return
+    known = traces_of_calls.setdefault(call, {})
+    while len(traces_of_calls) > _CALLS:
+        del traces_of_calls[next(iter(traces_of_calls))]
+    within = False
+
+    def once(schema: OpSchema, placements: Sequence[object], mesh: object) -> object:
+        nonlocal within
+        if within or schema.op is not op:
+            return trace(schema, placements, mesh)
+        key = tuple(placements)
+        if key not in known:
+            within = True
+            try:
+                known[key] = trace(schema, placements, mesh)
+            except _REFUSALS as error:
+                if type(error) not in _REFUSALS:
+                    raise
+                known[key] = error.with_traceback(None)
+            finally:
+                within = False
+        found = known[key]
+        if isinstance(found, Exception):
+            raise found.with_traceback(None)
+        return found
+
+    strategy._propagate_through_decomp = once
+    try:
+        yield
+    finally:
+        del strategy._propagate_through_decomp

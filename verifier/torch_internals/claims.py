@@ -23,8 +23,7 @@ from torch.distributed.tensor._ops.single_dim_strategy import (
 from torch.distributed.tensor.placement_types import Placement
 from torch.utils import _pytree as pytree
 
-from verifier.torch_internals.caches import endless_rules
-from verifier.torch_internals.decompositions import call_by_shapes, traced_once
+from verifier.torch_internals.caches import call_by_shapes, endless_rules, traced_once
 from verifier.torch_internals.placements import Combination, Placements, masked_extent, placements_of_spec
 from verifier.torch_internals.refusals import is_refusal, raised_in, returns_none
 from verifier.torch_internals.registries import by_register_sharding, installed_sharded_op

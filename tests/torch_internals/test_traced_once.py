@@ -12,7 +12,7 @@ from torch.distributed.tensor._decompositions import DecompShardingStrategy
 from torch.distributed.tensor.experimental import register_sharding
 from torch.distributed.tensor.placement_types import Placement
 
-from verifier.torch_internals import decompositions
+from verifier.torch_internals import caches
 from verifier.torch_internals.caches import clear_caches, traces_of_calls
 from verifier.torch_internals.claims import ClaimReader, Propagation
 from verifier.torch_internals.registries import replaced_strategy
@@ -44,7 +44,7 @@ def traces(monkeypatch: pytest.MonkeyPatch) -> list[tuple[object, ...]]:
         return trace(self, schema, placements, mesh)
 
     monkeypatch.setattr(DecompShardingStrategy, "_propagate_through_decomp", counted)
-    monkeypatch.setattr(decompositions, "_OF_TORCH", counted)
+    monkeypatch.setattr(caches, "_OF_TORCH", counted)
     clear_caches()
     return made
 
@@ -61,7 +61,7 @@ def test_each_combination_is_traced_once_whatever_the_mesh(traces: list[tuple[ob
 def test_the_answers_are_those_of_dtensor_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     clear_caches()
     kept = [decisions(reader(rows, how)) for rows, how in ((4, 0), (4, 1), (1, 0))]
-    monkeypatch.setattr(decompositions, "_OF_TORCH", None)  # nothing is kept of what is not torch's own
+    monkeypatch.setattr(caches, "_OF_TORCH", None)  # nothing is kept of what is not torch's own
     clear_caches()
     assert [decisions(reader(rows, how)) for rows, how in ((4, 0), (4, 1), (1, 0))] == kept
     assert not traces_of_calls
