@@ -91,11 +91,12 @@ class RulesClaimed(_Event):
 
 @dataclass(frozen=True)
 class CaseSkipped(_Event):
-    """``what`` was not tried, ``count`` times, because of ``reason``."""
+    """``what`` was not tried, ``count`` times, because of ``reason``; for ``remedy`` see the record's."""
 
     what: str
     reason: str
     count: int = 1
+    remedy: str = ""
 
 
 @dataclass(frozen=True)

@@ -108,8 +108,20 @@ for op in (torch.ops.aten.exp.default, torch.ops.aten.sin.default, torch.ops.ate
 """
 
 
-def test_the_gate_on_own_strategies_tries_no_ranks_once_its_rule_check_was_interrupted(tmp_path: Path) -> None:
-    (tmp_path / "own.py").write_text(RULES)
+ONE_WRONG_RULE = """
+import torch
+from torch.distributed.tensor import Partial, Replicate
+from torch.distributed.tensor.experimental import register_sharding
+
+register_sharding(torch.ops.aten.exp.default)(lambda x: [([one], [one]) for one in (Replicate(), Partial())])
+"""
+
+
+@pytest.mark.parametrize("rules", [RULES, ONE_WRONG_RULE], ids=["checking", "confirming"])
+def test_the_gate_on_own_strategies_tries_no_ranks_once_its_rule_check_was_interrupted(
+    tmp_path: Path, rules: str
+) -> None:
+    (tmp_path / "own.py").write_text(rules)
     program = ["-m", "verifier", "gate", "--import", "own.py", "--out", "out"]
     status, said, run = ended(tmp_path, program, signal.SIGINT, "OpChecked")
     assert status == 2, said

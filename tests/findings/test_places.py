@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 from torch.distributed.tensor import Replicate
@@ -13,7 +14,7 @@ from verifier.core.case import MeshSpec, OpCase, Trial
 from verifier.core.observation import Executed, Fate, Observation, ProcessReport, Raised
 from verifier.core.verdict import Phase, Verdict, VerdictKind
 from verifier.findings.failures import Failure
-from verifier.findings.places import place_of
+from verifier.findings.places import place_of, strategy_of
 from verifier.placements.parsing import parse_placements
 from verifier.torch_internals.registries import replaced_strategy
 
@@ -34,6 +35,15 @@ def failing_step(op: str, step: str) -> Failure:
     executed = Executed(Phase.FORWARD, None, step, ("R",))
     report = replace(found.observation.reports[0], executed=(executed,))
     return replace(found, observation=replace(found.observation, reports=(report,)))
+
+
+def test_the_strategy_of_an_op_of_torch_is_named_from_the_folder_of_torch() -> None:
+    file, _, line = strategy_of("aten.cumsum.default").rpartition(":")
+    assert file == "torch/distributed/tensor/_ops/_math_ops.py"
+    written = (Path(torch.__file__).parents[1] / file).read_text().splitlines()
+    assert "aten.cumsum.default" in "".join(written[int(line) - 1 : int(line) + 3])
+    assert strategy_of("no.such_op.default") == ""
+    assert strategy_of("aten.dist.default") == "", "DTensor decomposes it"
 
 
 def test_ops_whose_rules_one_function_claims_are_one_place_whatever_the_verdict() -> None:

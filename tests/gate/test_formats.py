@@ -140,6 +140,18 @@ def test_the_text_has_a_few_entries_that_were_not_tried_and_the_number_of_the_ot
     assert not any("more entr" in line for line in render(replace(GREEN, untested=many[:MOST_UNTESTED])).splitlines())
 
 
+def test_a_finding_that_was_recorded_stands_on_the_line_that_its_run_recorded() -> None:
+    file = "torch/distributed/tensor/_ops/_math_ops.py"
+    recorded = replace(GREEN, new=(replace(ITEM, strategy=f"{file}:12"),))
+    assert render_github(recorded).startswith(f"::error file={file},line=12,title=")
+    assert f'file="{file}" line="12"' in render_junit(recorded)
+    assert json.loads(render_sarif(recorded))["runs"][0]["results"][0]["locations"][0] == {
+        "physicalLocation": {"artifactLocation": {"uri": file}, "region": {"startLine": 12}}
+    }
+    assert f"| {file}:12 |" in render_markdown(recorded)
+    assert file not in render_github(recorded, places=PLACES), "the file may have changed since"
+
+
 @pytest.mark.parametrize(
     ("counts", "status", "tag", "level", "kind", "title"),
     [(False, 0, "skipped", "note", "warning", "lost"), (True, 1, "failure", "error", "error", "LOST")],

@@ -92,7 +92,7 @@ def test_what_ends_workers_while_samples_are_made_is_not_green(
     monkeypatch.chdir(tmp_path)
     status, said = command(tmp_path, ENDS_WORKERS + rule, *RULES)
     assert status == expected, said
-    assert "NO EVIDENCE without_evidence.scale.default: samples after the crash were not reached: SIGABRT" in said
+    assert "NO EVIDENCE samples of without_evidence.scale.default after the crash were not reached: SIGABRT" in said
 
 
 def test_an_op_without_samples_is_told_so_beside_one_of_its_namespace_that_has_some(

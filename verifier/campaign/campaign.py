@@ -18,7 +18,7 @@ from verifier.campaign.outcomes import Outcomes
 from verifier.campaign.plan import Plan
 from verifier.campaign.trying import PlannedCase
 from verifier.core.case import MeshSpec, OpCase
-from verifier.core.wording import NO_SAMPLES
+from verifier.core.wording import CORRECT_SAMPLES, NO_SAMPLES
 from verifier.events import CaseSkipped, CaseStarted, Event, Listener, MeshStarted, RulesClaimed, RunFinished
 from verifier.findings.attribution import Attribution
 from verifier.findings.failures import Drawn
@@ -31,7 +31,7 @@ from verifier.planning.drawing import draw_each
 from verifier.planning.families import DrawContext, Family, budget_of
 from verifier.planning.steering import Steering
 from verifier.planning.trials import plan_case
-from verifier.records.schema import INTERRUPTED, OUT_OF_TIME, WRONG_SAMPLES, KnownRecord
+from verifier.records.schema import INTERRUPTED, OUT_OF_TIME, KnownRecord
 from verifier.torch_internals.placements import Combination
 
 __all__ = ["Campaign"]
@@ -104,7 +104,7 @@ class Campaign:
         for op in self.plan.without_samples:
             self.emit(CaseSkipped(op, NO_SAMPLES, recalled=self._past.resumed))
         for op, wrong in self.plan.wrong_samples.items():
-            self.emit(CaseSkipped(op, f"{WRONG_SAMPLES}{wrong}", recalled=self._past.resumed))
+            self.emit(CaseSkipped(op, wrong, remedy=CORRECT_SAMPLES, recalled=self._past.resumed))
         try:
             self._investigation.replay_known()
             for number, mesh in enumerate(self.plan.meshes):
@@ -231,8 +231,8 @@ class Campaign:
         reference = make_reference(case)
         seed = self.plan.seed + 1000 * number
         wanted, alphabet = self._wanted(case, mesh)
-        one_pass = self.plan.one_pass and mesh.ndim > 1
-        plan = plan_case(case, reference, mesh, combinations, seed, wanted, alphabet, one_pass)
+        every = self.plan.backward_every if mesh.ndim > 1 else 0
+        plan = plan_case(case, reference, mesh, combinations, seed, wanted, alphabet, every)
         started = CaseStarted(number, case, mesh, len(plan.trials), case_digest(case, plan.trials, drawn.choices))
         recalled = self._past.has_case(started)
         announced: list[Event] = []

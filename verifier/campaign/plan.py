@@ -39,8 +39,8 @@ class Plan:
         Whether the user named the meshes. Entries of the baseline on other meshes are then not tried again.
     time_limit
         Seconds for the whole campaign, or None.
-    one_pass
-        Whether a trial on several mesh dims has one backward pass instead of all.
+    backward_every
+        One of so many trials on several mesh dims has a backward pass; 0 if each has all.
     minimising
         Seconds after which minimising a failure stops, with the smallest failure by then; None for the usual.
     shard
@@ -71,5 +71,5 @@ class Plan:
     minimising: float | None = None
     meshes_named: bool = False
     hash_seeds: int | None = None
-    one_pass: bool = False
+    backward_every: int = 0
     jobs: int = 1

@@ -160,7 +160,7 @@ def make_plan(request: Request, baseline: Baseline, cluster: Cluster | None = No
         trial_limit=profile.trial_limit,
         minimising=profile.minimising,
         hash_seeds=profile.hash_seeds if _may_follow_hashes(own) or profile.name != OWN_RULES else 1,
-        one_pass=profile.one_pass,
+        backward_every=profile.backward_every,
     )
 
 

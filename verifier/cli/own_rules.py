@@ -18,7 +18,7 @@ from verifier.cli.progress import RulesProgress
 from verifier.cli.work import estimate, progress, without_those_of_torch
 from verifier.core.errors import SamplesError
 from verifier.core.verdict import VerdictKind
-from verifier.core.wording import NO_SAMPLES, plural
+from verifier.core.wording import CORRECT_SAMPLES, NO_SAMPLES, plural
 from verifier.execution.imports import (
     definitions_of_rules,
     registered_by,
@@ -32,7 +32,7 @@ from verifier.gate.question import Question, imports_text
 from verifier.meshes.torchrun.controller import Cluster
 from verifier.planning.budgets import OWN_RULES
 from verifier.processes.answers import ANSWERS
-from verifier.records.schema import INTERRUPTED, RunRecord
+from verifier.records.schema import RunRecord
 from verifier.rules.campaign.lost import lost_rules
 from verifier.rules.campaign.recorded import record_rules
 from verifier.rules.campaign.request import RulesPlan, RulesRequest, errors_of_samples, make_rules_plan
@@ -140,7 +140,7 @@ def _verify(
     if rules is not None:
         rules, of_torch = without_those_of_torch(rules, store)
     accused = _accused(rules)
-    interrupted = rules is not None and any(one.reason == INTERRUPTED for one in rules.untested)
+    interrupted = rules is not None and not rules.complete
     left = tuple(ops) if interrupted else kept_off_ranks(ops, accused)
     campaign = _without(campaign, left)
     ANSWERS.read()
@@ -157,7 +157,7 @@ def _verify(
     left_out += of_torch
     question = Question(tuple(asked), tuple(map(str, campaign.meshes)), tuple(imports))
     unproved = {op: why for op in ops if op not in others and (why := why_unproved(op, runs))}
-    unanswered = [NoEvidence(one, "correct the samples; the other ops were verified") for one in wrong_samples.values()]
+    unanswered = [NoEvidence(why, CORRECT_SAMPLES) for why in wrong_samples.values()]
     if len(unproved) == len(ops):
         unanswered += [NoEvidence(f"{op} {why}", _remedy(op, why)) for op, why in unproved.items()]
     else:

@@ -10,6 +10,8 @@ import signal
 from collections.abc import Iterable, Sequence
 
 __all__ = [
+    "CORRECT_MAKER",
+    "CORRECT_SAMPLES",
     "NO_SAMPLES",
     "bytes_text",
     "did_you_mean",
@@ -29,6 +31,10 @@ NO_SAMPLES = (
     "(docs/guides/samples.md)"
 )
 """What is said of an op, after its name, that no family and no source of samples draws."""
+
+CORRECT_SAMPLES = "correct the samples; the other ops were verified"
+CORRECT_MAKER = "what makes them or what they call ends the process; correct that, or leave them out"
+"""What a user has to do before an op counts as verified."""
 
 
 def unknown_name(what: str, name: str, known: Iterable[str]) -> str:

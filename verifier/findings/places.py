@@ -10,13 +10,15 @@ import torch.distributed.tensor
 
 from verifier.core.ops import resolve
 from verifier.core.verdict import VerdictKind
+from verifier.execution.imports import places_of_rules
 from verifier.findings.failures import Failure, first_error
 from verifier.findings.grouping import rule_class
 from verifier.torch_internals.amending.propagation import rule_function
 from verifier.torch_internals.names import OpOverload
 
-__all__ = ["place_of"]
+__all__ = ["place_of", "strategy_of"]
 
+_TORCH = Path(torch.distributed.tensor.__file__).parents[2]
 _BY_TIMING = (VerdictKind.HANG, VerdictKind.DIED, VerdictKind.RANKS_DISAGREE)
 """Verdicts on ranks that got apart, which say nothing about where."""
 
@@ -44,6 +46,22 @@ def place_of(failure: Failure, own_rules: Collection[str] = ()) -> str:
         name += in_torch
     # one function may make the rules of many ops, each its own
     return f"{name} of {op}" if "<locals>" in name or "<lambda>" in name else name
+
+
+def strategy_of(op_name: str) -> str:
+    """Return where the strategy of an op is defined, as ``FILE:LINE``; empty if that is not known.
+
+    Files of the user's are relative to this folder where they can be. Torch's are named from torch's folder.
+    """
+    if (own := places_of_rules().get(op_name)) is not None:
+        return f"{own[0]}:{own[1]}"
+    op = overload_of(op_name)
+    function = None if op is None else rule_function(op)
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return ""
+    file = Path(code.co_filename)
+    return f"{file.relative_to(_TORCH.parent)}:{code.co_firstlineno}" if _TORCH in file.parents else ""
 
 
 def overload_of(name: str) -> OpOverload | None:

@@ -10,6 +10,7 @@ from verifier.core.verdict import LOUD, VerdictKind, tensor_name
 from verifier.findings.failures import Failure, cotangent_text, first_report
 from verifier.findings.grouping import Group, dtype_class, fingerprint, group_key, rule_class, unlike_rules
 from verifier.findings.own_frames import own_frames, refuses
+from verifier.findings.places import strategy_of
 from verifier.findings.script.render import NoScriptError, render_script, run_script
 from verifier.gate.entries import BaselineEntry
 from verifier.processes.limits import format_size, parse_size
@@ -141,4 +142,5 @@ def finding_record(
         imports=list(imports),
         rank_memory=rank_memory(smallest, memory_limit),
         groups=sorted({group.key, group_key(smallest)}),
+        strategy=strategy_of(rule_class(smallest).op),
     )

@@ -17,7 +17,7 @@ from verifier.gate.evidence import Evidence, NoEvidence, proves
 from verifier.gate.question import imports_text, replaced_text
 from verifier.gate.regret import OverBudget, RegretDecision, over_budget
 from verifier.gate.rule_changes import RuleChange
-from verifier.records.schema import NOT_REACHED, WRONG_SAMPLES, FindingRecord, RunHeader, RunRecord
+from verifier.records.schema import FindingRecord, RunHeader, RunRecord
 
 __all__ = [
     "GateDecision",
@@ -35,7 +35,7 @@ class GateItem:
 
     ``message`` is the finding's, or the entry's summary if the run has no finding. ``note`` says why the item is in its
     category. ``reason``, ``link`` and ``expires`` (an ISO date) come from the baseline and are empty without an entry.
-    A replay needs ``imports`` and ``rank_memory``.
+    A replay needs ``imports`` and ``rank_memory``. ``strategy`` says where the strategy is defined, as ``FILE:LINE``.
     """
 
     fingerprint: str
@@ -50,6 +50,7 @@ class GateItem:
     expires: str = ""
     imports: tuple[str, ...] = ()
     rank_memory: str = ""
+    strategy: str = ""
 
 
 @dataclass(frozen=True)
@@ -276,14 +277,8 @@ def _decide(
 def _without_evidence(run: RunRecord) -> Iterator[tuple[str, NoEvidence]]:
     """Yield the ops of which a run is no evidence though it is complete, and why."""
     for one in run.untested:
-        if one.reason.startswith(WRONG_SAMPLES):
-            why = one.reason.removeprefix(WRONG_SAMPLES)
-            yield one.what, NoEvidence(why, "correct the samples; the other ops were verified")
-    for name, op in run.rules.ops.items() if run.rules is not None else ():
-        for reason in op.untested:
-            if reason.startswith(NOT_REACHED):
-                remedy = "what makes them or what they call ends the process; correct that, or leave them out"
-                yield next(iter(op.overloads), name), NoEvidence(f"{name}: {reason}", remedy)
+        if one.remedy:
+            yield one.what, NoEvidence(one.reason, one.remedy)
 
 
 def _own(finding: FindingRecord, header: RunHeader) -> tuple[str, ...]:
@@ -333,6 +328,7 @@ def _item(finding: FindingRecord | None, entry: BaselineEntry | None, note: str)
         expires=entry.expires.isoformat() if entry else "",
         imports=tuple(finding.imports if finding else entry.imports if entry else ()),
         rank_memory=finding.rank_memory if finding else "",
+        strategy=finding.strategy if finding else "",
     )
 
 

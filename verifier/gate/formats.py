@@ -38,8 +38,13 @@ Places = Mapping[str, Place]
 
 
 def _place(item: GateItem, places: Places) -> Place | None:
-    """Return the place of the strategy that an item accuses: that of its op, or else the only one there is."""
-    return places.get(item.op) or (next(iter(places.values())) if len({*places.values()}) == 1 else None)
+    """Return the place of the strategy that an item accuses: as the file is now, or else as the run recorded it."""
+    if item.op in places:
+        return places[item.op]
+    if item.strategy:
+        file, _, line = item.strategy.rpartition(":")
+        return Place(file, int(line))
+    return next(iter(places.values())) if len({*places.values()}) == 1 else None
 
 
 def _text(item: GateItem, folder: Path) -> str:

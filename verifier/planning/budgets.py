@@ -27,9 +27,10 @@ class CampaignProfile:
         Seconds for minimising a failure; None for the usual.
     hash_seeds
         Hash seeds of the ranks, each of which takes a process that loads torch; None for one each.
-    one_pass
-        Whether a trial on several mesh dims has one backward pass, with replicated, sharded and partial gradients in
-        turn, and not all three. DTensor plans each of them on every rank, which takes most of the time there.
+    backward_every
+        On several mesh dims one of so many trials has a backward pass, with replicated, sharded and partial gradients
+        in turn, and the others have none. DTensor plans each pass on every rank, which takes most of the time there. 0
+        if each trial has all three.
     """
 
     name: str
@@ -40,7 +41,7 @@ class CampaignProfile:
     trial_limit: float = 20.0
     minimising: float | None = None
     hash_seeds: int | None = None
-    one_pass: bool = False
+    backward_every: int = 0
 
 
 CAMPAIGN_PROFILES = {
@@ -61,7 +62,7 @@ CAMPAIGN_PROFILES = {
             trial_limit=10.0,
             minimising=4.0,
             hash_seeds=2,
-            one_pass=True,
+            backward_every=3,
         ),
     )
 }

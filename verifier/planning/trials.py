@@ -65,7 +65,7 @@ def plan_case(
     seed: int,
     wanted: Sequence[Combination] = (),
     alphabet: Alphabet | None = None,
-    one_pass: bool = False,
+    backward_every: int = 0,
 ) -> CasePlan:
     """Return the trials of ``case`` on ``mesh``: all combinations, or at most ``cap``.
 
@@ -74,16 +74,18 @@ def plan_case(
 
     Parameters
     ----------
-    one_pass
-        Whether each trial has one backward pass, those of :func:`cotangent_placements` in turn, and not all of them.
+    backward_every
+        One of so many trials has one backward pass, those of :func:`cotangent_placements` in turn, and the others have
+        none; 0 if each trial has all of them.
     """
     tensors = tensor_arguments(case.args, case.kwargs)
     space = CombinationSpace(tensors, mesh.ndim, alphabet or Alphabet(), cap, seed, wanted)
     trials = []
     for number, combination in enumerate(space):
         passes = cotangent_placements(reference, mesh, seed + number)
-        if one_pass and passes:
-            passes = (passes[number % len(passes)],)
+        if backward_every and passes:
+            turn, left = divmod(number, backward_every)
+            passes = () if left else (passes[turn % len(passes)],)
         trials.append(Trial(case, mesh, combination, passes, seed + number))
     return CasePlan(tuple(trials), space.total)
 

@@ -29,12 +29,6 @@ GONE = "did not fail"
 NOT_RUN = "not run"
 """Outcomes of a finding's script; others say how it broke off."""
 
-WRONG_SAMPLES = "wrong samples: "
-"""What begins the reason for which an op was not tried: its declared samples are no calls of it."""
-
-NOT_REACHED = "samples after the crash were not reached: "
-"""What begins the reason for which samples of an op were not checked: their maker, or too many calls, ended workers."""
-
 INTERRUPTED = "interrupted"
 """Why something was not tried: a Ctrl-C ended the run."""
 
@@ -161,6 +155,8 @@ class FindingRecord:
     """The keys, before minimising, of failures that turned out to be this defect: op, verdict, place, rule."""
     explained: str = ""
     """How a known finding was explained: the remedy that mends it, or the entry that it looks like."""
+    strategy: str = ""
+    """Where the strategy is defined that claims the rule, as FILE:LINE; torch's files are named from torch's folder."""
     format_version: int = FORMAT_VERSION
 
 
@@ -179,9 +175,15 @@ class KnownRecord:
 
 @dataclass
 class UntestedRecord:
+    """``what`` was not tried, ``count`` times, because of ``reason``.
+
+    ``remedy`` says what a user has to do before a run is evidence of ``what``; empty if it is evidence as it is.
+    """
+
     what: str
     reason: str
     count: int
+    remedy: str = ""
 
 
 @dataclass

@@ -31,14 +31,14 @@ def github_lines(
 ) -> list[str]:
     """Return one line for each annotation; no lines for a run without level 1.
 
-    ``places`` has the file and line of the user's own strategies, by op.
+    ``places`` has the file and line of the user's own strategies, by op. For other ops, what the run recorded is taken.
 
     Errors of the verifier and new wrong rules are errors. Unconfirmed rules are warnings, missing rules are notices.
     The last line is a notice with the totals, also of untested combinations. A rule of several ops is annotated once.
     """
     if run.rules is None:
         return []
-    ops, imports, at = run.rules.ops.values(), run.header.imports, places or {}
+    ops, imports, at = run.rules.ops.values(), run.header.imports, {**_recorded_places(run), **(places or {})}
     lines = [github_command("error", "the verifier itself failed", error) for error in run.tool_errors]
     wrong = {_identity(rule): rule for op in ops for rule in op.wrong if not rule.known}.values()
     lines += [
@@ -60,6 +60,11 @@ def github_lines(
     if len(missing) > MOST_MISSING:
         summary.append(f"{len(missing) - MOST_MISSING:,} more missing rules in run.json")
     return [*lines, github_command("notice", "rule check (level 1)", "\n".join(summary))]
+
+
+def _recorded_places(run: RunRecord) -> dict[str, tuple[str, int]]:
+    strategies = {one.op: one.strategy.rpartition(":") for one in run.findings if one.strategy}
+    return {op: (file, int(line)) for op, (file, _, line) in strategies.items()}
 
 
 def _identity(rule: WrongRuleRecord | MissingRuleRecord) -> tuple[str, ...]:

@@ -201,10 +201,10 @@ def _baseline(one: Sequence[KnownRecord], other: Sequence[KnownRecord]) -> list[
 
 
 def _untested(one: Sequence[UntestedRecord], other: Sequence[UntestedRecord]) -> list[UntestedRecord]:
-    counts: Counter[tuple[str, str]] = Counter()
+    counts: Counter[tuple[str, str, str]] = Counter()
     for skipped in (*one, *other):
-        counts[skipped.what, skipped.reason] += skipped.count
-    return [UntestedRecord(what, reason, count) for (what, reason), count in sorted(counts.items())]
+        counts[skipped.what, skipped.reason, skipped.remedy] += skipped.count
+    return [UntestedRecord(what, reason, n, remedy) for (what, reason, remedy), n in sorted(counts.items())]
 
 
 def _matrices(one: Sequence[MatrixRecord], other: Sequence[MatrixRecord]) -> list[MatrixRecord]:

@@ -76,7 +76,7 @@ class Summary:
             kind: Counter() for kind in (VerdictKind.INCONCLUSIVE, VerdictKind.UNSUPPORTED, VerdictKind.TOOL_ERROR)
         }
         self._findings: list[FindingRecord] = []
-        self._untested: Counter[tuple[str, str]] = Counter()
+        self._untested: Counter[tuple[str, str, str]] = Counter()
         self._pool_restarts = 0
         self._seconds_by: dict[str, float] = {}
         self._rules = RuleCoverage()
@@ -91,8 +91,8 @@ class Summary:
                 self._add_trial(event)
             case RulesClaimed(op, rules):
                 self._rules.claim(op, rules)
-            case CaseSkipped(what, reason, count):
-                self._untested[what, reason] += count
+            case CaseSkipped(what, reason, count, remedy):
+                self._untested[what, reason, remedy] += count
             case PoolRestarted(seconds=seconds):
                 self._pool_restarts += 1
                 self._busy_seconds += seconds
@@ -156,7 +156,9 @@ class Summary:
             coverage=added(self._coverage),
             findings=list(self._findings),
             baseline=sorted(baseline, key=lambda known: known.fingerprint),
-            untested=[UntestedRecord(what, reason, n) for (what, reason), n in sorted(self._untested.items())],
+            untested=[
+                UntestedRecord(what, reason, n, remedy) for (what, reason, remedy), n in sorted(self._untested.items())
+            ],
             matrices=[MatrixRecord(*key, added(self._matrices[key])) for key in sorted(self._matrices)],
             graph=self._graph.to_record(),
             pool_restarts=self._pool_restarts,

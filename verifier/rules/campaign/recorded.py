@@ -14,7 +14,7 @@ from verifier.core.case import Trial
 from verifier.core.interrupts import RunInterrupted, one_interrupt_at_a_time
 from verifier.core.observation import Observation
 from verifier.core.verdict import VerdictKind
-from verifier.core.wording import NO_SAMPLES
+from verifier.core.wording import CORRECT_MAKER, CORRECT_SAMPLES, NO_SAMPLES
 from verifier.findings.attribution import Attribution
 from verifier.findings.record import SCRIPT_RAN
 from verifier.meshes.flight import Hangs
@@ -24,9 +24,7 @@ from verifier.meshes.processes import RulesNotInRanks, Starter
 from verifier.meshes.remedied import run_remedied
 from verifier.records.schema import (
     INTERRUPTED,
-    NOT_REACHED,
     UNCONFIRMED,
-    WRONG_SAMPLES,
     ConfirmationRecord,
     GraphRecord,
     OpRulesRecord,
@@ -62,6 +60,7 @@ class _Op:
     unfinished: int
     by_number: dict[int, SampleReport] = field(default_factory=dict)
     given_up: list[str] = field(default_factory=list)
+    not_reached: str = ""
     died: list[str] = field(default_factory=list)
     record: OpRulesRecord | None = None
 
@@ -150,7 +149,7 @@ class _RulesRun:
                 op.died.append(f"{name}, {where}: {how}" + (f": {detail}" if detail else ""))
                 return
             case GaveUp(why=why):
-                op.given_up.append(f"{NOT_REACHED}{why}")
+                op.not_reached = f"samples of {name} after the crash were not reached: {why}"
             case Failed(traceback=text):
                 self.errors.append(f"{name}: {text.strip()}")
             case Finished():
@@ -294,7 +293,11 @@ class _RulesRun:
         why = NO_SAMPLES if complete else INTERRUPTED
         skipped = [UntestedRecord(name, why, 1) for name in not_reached]
         skipped += [UntestedRecord(name, NO_SAMPLES, 1) for name in plan.without_samples]
-        skipped += [UntestedRecord(name, f"{WRONG_SAMPLES}{wrong}", 1) for name, wrong in plan.wrong_samples.items()]
+        skipped += [UntestedRecord(name, wrong, 1, CORRECT_SAMPLES) for name, wrong in plan.wrong_samples.items()]
+        for target, op in zip(plan.targets, self.ops, strict=True):
+            if op.not_reached:
+                overloads = records[target.name].overloads if target.name in records else []
+                skipped.append(UntestedRecord(next(iter(overloads), target.name), op.not_reached, 1, CORRECT_MAKER))
         return RunRecord(
             header=header,
             seconds=round(seconds, 3),
