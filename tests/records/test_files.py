@@ -8,10 +8,10 @@ import os
 from pathlib import Path
 
 import pytest
-from run_factory import make_run
+from run_factory import make_finding, make_run
 
 from verifier.records.files import RunFormatError, RunStoreError, encode_record, read_record, write_atomically
-from verifier.records.schema import FORMAT_VERSION, GraphRecord, PathRecord
+from verifier.records.schema import FORMAT_VERSION, GraphRecord, PathRecord, UntestedRecord
 
 
 @pytest.mark.parametrize(
@@ -21,8 +21,8 @@ from verifier.records.schema import FORMAT_VERSION, GraphRecord, PathRecord
         (b'"\xff"', r"run\.json: not JSON"),
         (b"[1]", r"run\.json: has no format_version"),
         (b"{}", r"run\.json: has no format_version"),
-        (b'{"format_version": 7}', r"run\.json: format_version is 7, this version of the verifier reads 5 and 6"),
-        (b'{"format_version": 5}', r"run\.json: not a RunRecord of format_version 6: .*missing required field"),
+        (b'{"format_version": 8}', r"run\.json: format_version is 8, this version of the verifier reads 5 to 7"),
+        (b'{"format_version": 5}', r"run\.json: not a RunRecord of format_version 7: .*missing required field"),
     ],
 )
 def test_file_that_we_cannot_read_says_why(tmp_path: Path, content: bytes, message: str) -> None:
@@ -32,15 +32,19 @@ def test_file_that_we_cannot_read_says_why(tmp_path: Path, content: bytes, messa
         read_record(path)
 
 
-def test_a_record_of_version_5_is_read_as_one_of_the_present_version(tmp_path: Path) -> None:
-    """Version 6 only adds fields to paths, which have defaults."""
+@pytest.mark.parametrize("version", [5, 6])
+def test_a_record_of_an_earlier_version_is_read_as_one_of_the_present_version(tmp_path: Path, version: int) -> None:
+    """What later versions added has defaults: fields of paths, and a field each of findings and of what is untested."""
     path = PathRecord("aten.mm.default", "4", "float64[5]", "S(0)", "R", [("all_gather", "R")], True, 2, {"forward": 2})
-    record = make_run(graph=GraphRecord([], [], [path]))
+    record = make_run(
+        graph=GraphRecord([], [], [path]), findings=[make_finding()], untested=[UntestedRecord("a", "b", 1)]
+    )
     fields = json.loads(encode_record(record))
     assert fields["format_version"] == FORMAT_VERSION
-    added = {"issued", "measured", "peak_bytes", "seconds", "fastest"}
+    added = {"issued", "measured", "peak_bytes", "seconds", "fastest"} if version == 5 else set()
     fields["graph"]["paths"] = [{k: v for k, v in one.items() if k not in added} for one in fields["graph"]["paths"]]
-    (tmp_path / "run.json").write_text(json.dumps(fields | {"format_version": 5}))
+    del fields["findings"][0]["strategy"], fields["untested"][0]["remedy"]
+    (tmp_path / "run.json").write_text(json.dumps(fields | {"format_version": version}))
     assert read_record(tmp_path / "run.json") == record
 
 

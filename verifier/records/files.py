@@ -121,7 +121,7 @@ def decode_versioned(data: bytes, where: str) -> dict[str, Any]:
     if not isinstance(fields, dict) or "format_version" not in fields:
         raise RunFormatError(f"{where}: has no format_version; was it written by the verifier?")
     if (version := fields["format_version"]) not in READ_VERSIONS:
-        readable = " and ".join(map(str, READ_VERSIONS))
+        readable = f"{READ_VERSIONS[0]} to {READ_VERSIONS[-1]}"
         raise OtherVersionError(
             f"{where}: format_version is {version!r}, this version of the verifier reads {readable}; "
             "read it with the version that wrote it, or run again"

@@ -11,11 +11,15 @@ from typing import Any
 
 from verifier.core.wording import plural
 
-FORMAT_VERSION = 6
+FORMAT_VERSION = 7
 """Version of records, journals and findings. Since version 3, known findings say how they were explained."""
 
-READ_VERSIONS = (5, 6)
-"""Versions that are read. What version 6 added has a default: paths say which collectives were really issued."""
+READ_VERSIONS = (5, 6, 7)
+"""Versions that are read. What later versions added has a default.
+
+Since version 6, paths say which collectives were really issued. Since version 7, findings say where the strategy is,
+and what was not tried says what a user has to do before the run counts.
+"""
 
 
 NOT_SELECTED = "is not selected"
