@@ -23,6 +23,7 @@ from verifier.core.interrupts import ENDING_SIGNALS, Interrupts, one_interrupt_a
 from verifier.records.schema import RunHeader
 from verifier.report import latest
 from verifier.rules.campaign import recorded as rules_recording
+from verifier.rules.campaign.workers import Finished
 from verifier.runs.store import RunStore
 
 START = """
@@ -97,6 +98,34 @@ def test_a_signal_that_is_ignored_as_under_nohup_stays_ignored() -> None:
     with one_interrupt_at_a_time(0.0, ENDING_SIGNALS) as interrupts:
         interrupt(signal.SIGHUP)
     assert interrupts.status is None
+
+
+class InDestructor:
+    """Gets a signal while it is destroyed, where Python drops what is raised."""
+
+    def __init__(self, number: signal.Signals) -> None:
+        self.number = number
+
+    def __del__(self) -> None:
+        interrupt(self.number)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("words", [("run", "embedding", "--mesh", "2"), ("rules", "aten.neg.default", "--jobs", "1")])
+def test_a_run_ends_though_python_drops_the_interrupt(
+    words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(campaign.Investigation, "replay_known", lambda _: InDestructor(signal.SIGTERM))
+    monkeypatch.setattr(rules_recording.WorkerSet, "start", lambda _: InDestructor(signal.SIGTERM))
+    monkeypatch.setattr(rules_recording.WorkerSet, "run", lambda *_: iter([Finished(0, 0)] * 9))
+    monkeypatch.setattr(sys, "argv", ["verifier", *words, "--out", str(tmp_path)])
+    with pytest.raises(SystemExit) as ended:
+        entry.main()
+    assert ended.value.code == 143
+    run = RunStore(tmp_path).newest()
+    assert run is not None
+    assert not run.complete
+    assert run.trials < 100
 
 
 @pytest.mark.parametrize(("number", "status"), ASKED)

@@ -18,6 +18,7 @@ from verifier.campaign.outcomes import Outcomes
 from verifier.campaign.plan import Plan
 from verifier.campaign.trying import PlannedCase
 from verifier.core.case import MeshSpec, OpCase
+from verifier.core.interrupts import note_arrival
 from verifier.core.wording import CORRECT_SAMPLES, NO_SAMPLES
 from verifier.events import CaseSkipped, CaseStarted, Event, Listener, MeshStarted, RulesClaimed, RunFinished
 from verifier.findings.attribution import Attribution
@@ -112,6 +113,7 @@ class Campaign:
                 self._explore(mesh, self._first_part(until, 1, RESERVED_FOR_FINDINGS))
                 self._investigation.investigate()
         except KeyboardInterrupt:
+            note_arrival()
             self._complete = False
             self.emit(CaseSkipped("the rest of the run", INTERRUPTED))
         except Exception:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from verifier.campaign.campaign import Campaign
 from verifier.campaign.history import Past
 from verifier.campaign.plan import Plan
-from verifier.core.interrupts import ReportInterrupted, RunInterrupted, one_interrupt_at_a_time
+from verifier.core.interrupts import ReportInterrupted, RunInterrupted, one_interrupt_at_a_time, raise_lost_interrupt
 from verifier.events import Event, Listener, PoolRestarted
 from verifier.meshes.crew import PoolKey
 from verifier.meshes.flight import Hangs
@@ -91,6 +91,7 @@ def record(
         def emit(event: Event) -> None:
             for listener in everyone:
                 listener(event)
+            raise_lost_interrupt()
 
         campaign = campaign_on_ranks(plan, emit, past)
         recorded = False

@@ -9,7 +9,15 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-__all__ = ["ENDING_SIGNALS", "Interrupts", "ReportInterrupted", "RunInterrupted", "one_interrupt_at_a_time"]
+__all__ = [
+    "ENDING_SIGNALS",
+    "Interrupts",
+    "ReportInterrupted",
+    "RunInterrupted",
+    "note_arrival",
+    "one_interrupt_at_a_time",
+    "raise_lost_interrupt",
+]
 
 ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals that ask a program to end: from a terminal, from a launcher or the system, and after a closed connection."""
@@ -41,6 +49,27 @@ class Interrupts:
         return f"interrupted by {signal.Signals(self.number).name}" if self.status else "interrupted"
 
 
+class _Arrivals:
+    """``due`` is true from when a signal's KeyboardInterrupt was raised until :func:`note_arrival`."""
+
+    due = False
+
+
+def note_arrival() -> None:
+    """Say that the KeyboardInterrupt of the last signal was caught where it ends a run."""
+    _Arrivals.due = False
+
+
+def raise_lost_interrupt() -> None:
+    """Raise KeyboardInterrupt if that of a signal was lost on its way.
+
+    Python drops what is raised in a destructor, in a callback of a weak reference or of the garbage collector. A run
+    that calls this after each step ends all the same.
+    """
+    if _Arrivals.due:
+        raise KeyboardInterrupt
+
+
 @contextmanager
 def one_interrupt_at_a_time(
     seconds: float = 1.0, signals: Sequence[signal.Signals] = (signal.SIGINT,)
@@ -63,6 +92,7 @@ def one_interrupt_at_a_time(
         interrupts.number = number
         if now - last >= seconds:
             last = now
+            _Arrivals.due = True
             raise KeyboardInterrupt
 
     kept = {number: handler for number in signals if (handler := signal.getsignal(number)) is _default(number)}
@@ -73,6 +103,8 @@ def one_interrupt_at_a_time(
     finally:
         for number, handler in kept.items():
             signal.signal(number, handler)
+        if kept:
+            _Arrivals.due = False
 
 
 def _default(number: signal.Signals) -> object:

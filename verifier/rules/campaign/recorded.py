@@ -11,7 +11,7 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 
 from verifier.core.case import Trial
-from verifier.core.interrupts import RunInterrupted, one_interrupt_at_a_time
+from verifier.core.interrupts import RunInterrupted, note_arrival, one_interrupt_at_a_time, raise_lost_interrupt
 from verifier.core.observation import Observation
 from verifier.core.verdict import VerdictKind
 from verifier.core.wording import CORRECT_MAKER, CORRECT_SAMPLES, NO_SAMPLES
@@ -91,6 +91,7 @@ def record_rules(
             try:
                 run.check()
             except KeyboardInterrupt:
+                note_arrival()
                 complete = False
             record = run.finish(complete, time.monotonic() - started)
             if table is not None:
@@ -138,6 +139,7 @@ class _RulesRun:
         self.confirming = time.monotonic() - began
 
     def _take(self, outcome: Outcome[SampleReport]) -> None:
+        raise_lost_interrupt()
         index, part = divmod(outcome.item, self.parts)
         op, name = self.ops[index], self.plan.targets[index].name
         match outcome:
@@ -203,6 +205,7 @@ class _RulesRun:
             self.findings.replay_known(tried, self.plan.check.meshes if self.plan.meshes_named else ())
             records: list[list[WrongRuleRecord]] = [[] for _ in self.ops]
             for part in self._by_dims(wrong):
+                raise_lost_interrupt()
                 told = self.findings.confirm([(one, self.plan.targets[number].source) for number, one in part])
                 for (number, _), record in zip(part, told, strict=True):
                     if record.fails and record.confirmed.unsure:
