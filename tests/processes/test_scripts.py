@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from leftovers import nothing_left_behind
 
-from verifier.processes.forks import FORKS
-from verifier.processes.scripts import run_to_end
+from verifier.processes.forks import FORKS, server_pids
+from verifier.processes.scripts import load_scripts_ahead, run_to_end
 
 pytestmark = pytest.mark.processes
 
@@ -104,6 +104,17 @@ def test_ranks_end_with_a_script_that_takes_too_long(tmp_path: Path) -> None:
     path.write_text(HANGS)
     with nothing_left_behind():
         assert run_to_end(path, 3.0) == (None, "")
+
+
+def test_a_script_is_forked_from_what_was_loaded_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(FORKS, raising=False)  # servers of its own
+    load_scripts_ahead()
+    started = server_pids()
+    path = tmp_path / "script.py"
+    path.write_text("import sys; print('torch._dynamo' in sys.modules)")
+    assert run_to_end(path, 60.0) == (0, "True\n")
+    assert started
+    assert server_pids() == started
 
 
 def test_without_a_server_a_script_is_run_in_the_usual_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

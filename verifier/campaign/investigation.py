@@ -26,6 +26,7 @@ from verifier.gate.entries import BaselineEntry, Cause
 from verifier.gate.question import replaced_text
 from verifier.planning.boundary import refusal
 from verifier.planning.families import DrawContext
+from verifier.processes.scripts import load_scripts_ahead
 from verifier.records.schema import (
     CONFIRMED,
     NOT_SELECTED,
@@ -326,6 +327,8 @@ class Investigation:
             more = replace(same, occurrences=group.occurrences, also=also, groups=[group.key])
             self._report(FindingReported(more, group.key, group.key), place)
             return
+        if self.plan.imports:
+            load_scripts_ahead()  # the finding will have one, and the user waits for it
         given, failure = failure, self._marked(failure)
         limit = MINIMISING_LIMIT if self.plan.minimising is None else self.plan.minimising
         until = min(self.until, self._clock() + limit)

@@ -199,7 +199,7 @@ def _server(
     given = {name: value for name, value in environment.items() if name not in _NOT_AT_LOAD}
     at_load = sorted(pair for pair in given.items() if pair[0].startswith(_AT_LOAD))
     about: list[object] = [module, environment.get("PYTHONHASHSEED"), at_load, sys.executable, __file__]
-    about += [steps, [*path] if own else _installed_in(path), os.getcwd() if own else ""] if steps else []
+    about += [[*steps], [*path] if own else _installed_in(path), os.getcwd() if own else ""] if steps else []
     name = f"{owner}-{hashlib.sha256(repr(about).encode()).hexdigest()[:16]}"
     connection = _connect(name)
     if connection is not None or name in _started:

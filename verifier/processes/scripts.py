@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import IO
 
 from verifier.processes.child import without_launcher
-from verifier.processes.forks import FORKS, Forked, fork, servers_name
+from verifier.processes.forks import FORKS, Forked, fork, load_ahead, servers_name
 
-__all__ = ["TORCH_ALONE", "WITH_COMPILER", "run_to_end"]
+__all__ = ["TORCH_ALONE", "WITH_COMPILER", "load_scripts_ahead", "run_to_end"]
 
 TORCH_ALONE = "verifier.processes.script_process"
 """The module of the servers that have loaded torch alone."""
@@ -29,6 +29,11 @@ WITH_COMPILER = (("importlib:import_module", "torch.distributed.tensor.debug"),)
 """What the servers of scripts do first: load torch's compiler, which otherwise each rank's first collective does."""
 ENDING_LIMIT = 2.0
 """Seconds that processes get to end after each signal."""
+
+
+def load_scripts_ahead() -> None:
+    """Start what scripts are forked from, which loads while this process does other work."""
+    load_ahead(TORCH_ALONE, WITH_COMPILER, _server_environment(), [p for p in sys.path if p], TORCH_ALONE)
 
 
 def run_to_end(path: Path, limit: float, python: str | None = None) -> tuple[int | None, str]:
@@ -57,13 +62,16 @@ def run_to_end(path: Path, limit: float, python: str | None = None) -> tuple[int
 
 
 def _start(path: Path, out: IO[bytes], errors: IO[bytes]) -> Forked | subprocess.Popen[bytes]:
-    known = {**_environment(), FORKS: servers_name(), "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"}
     arguments = [json.dumps([str(path.parent), *_usual_path()]), str(path)]
     forked = fork(
-        TORCH_ALONE, arguments, errors.fileno(), [out.fileno()], known, [p for p in sys.path if p],
+        TORCH_ALONE, arguments, errors.fileno(), [out.fileno()], _server_environment(), [p for p in sys.path if p],
         WITH_COMPILER, TORCH_ALONE, folder=str(path.parent.absolute()),
     )  # fmt: skip
     return forked or _start_anew(sys.executable, path, out, errors)
+
+
+def _server_environment() -> dict[str, str]:
+    return {**_environment(), FORKS: servers_name(), "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"}
 
 
 def _environment() -> dict[str, str]:

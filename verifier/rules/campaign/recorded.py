@@ -22,6 +22,7 @@ from verifier.meshes.lanes import Lanes
 from verifier.meshes.pool import Pool, PoolSet
 from verifier.meshes.processes import RulesNotInRanks, Starter
 from verifier.meshes.remedied import run_remedied
+from verifier.processes.scripts import load_scripts_ahead
 from verifier.records.schema import (
     INTERRUPTED,
     UNCONFIRMED,
@@ -145,6 +146,8 @@ class _RulesRun:
         match outcome:
             case Part(ordinal=ordinal, result=report):
                 op.by_number[ordinal * self.parts + part] = report
+                if self.plan.header.own_rules and (report.wrong or report.special):
+                    load_scripts_ahead()  # a new finding has one
                 return
             case Died(how=how, detail=detail, position=position):
                 where = f"sample {position[0]}"
