@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
+from torch.distributed.tensor._dtensor_spec import DTensorSpec
+from torch.distributed.tensor._op_schema import OpSchema, OpSpec, OpStrategy
 from torch.distributed.tensor._ops import utils
 from torch.distributed.tensor.experimental import register_sharding
 
@@ -137,3 +139,51 @@ def test_a_function_that_fails_or_writes_is_found_out_where_nothing_is_claimed()
             reader = reader_of(aten.flip.default, torch.randn(4, 4), [1])
             assert reader.at(((S,),), (2,), only_claims=alone) is not None
             assert reader.written, "DTensor would run the op with other dims"
+
+
+LISTS = [torch.randn(4, 4), torch.randn(4, 4)]
+OF_TORCH: list[tuple[OpOverload, tuple[object, ...], int]] = [
+    (aten.add.Tensor, (torch.randn(4, 4), torch.randn(4)), 2),
+    (aten.add_.Tensor, (torch.randn(4, 4), torch.randn(4, 1)), 2),
+    (aten.mul.Scalar, (torch.randn(4, 4), 2), 1),
+    (aten.clamp.Tensor, (torch.randn(4, 4), torch.randn(4, 4)), 2),
+    (aten._foreach_add.List, (LISTS[:1], LISTS[1:]), 2),
+    (aten._foreach_mul_.Scalar, (LISTS[:1], 2.0), 1),
+    (aten.mm.default, (torch.randn(4, 4), torch.randn(4, 4)), 2),
+    (aten.scatter.value, (torch.randn(4, 4), 0, torch.zeros(4, 4, dtype=torch.long), 1.0), 2),
+    (aten.mse_loss.default, (torch.randn(4, 4), torch.randn(4, 4)), 2),
+    (aten.squeeze.dim, (torch.randn(4, 1, 4), 1), 1),
+]
+
+
+@pytest.mark.parametrize(("op", "args", "tensors"), OF_TORCH, ids=[str(op) for op, *_ in OF_TORCH])
+def test_claims_of_torchs_own_rules_are_the_same(op: OpOverload, args: tuple[object, ...], tensors: int) -> None:
+    every = claims(op, args, tensors, alone=False)
+    assert claims(op, args, tensors, alone=True) == every
+    assert len(every) > 1
+
+
+def test_a_strategy_that_adds_to_rules_is_asked_about_all_of_them() -> None:
+    """What the user does with rules that torch's function has expanded is not known."""
+
+    def adds(schema: OpSchema) -> OpStrategy:
+        made = utils.replicate_op_strategy(schema)
+        assert isinstance(made, OpStrategy)
+        (rule,) = made.strategies
+        sharded = DTensorSpec(rule.output_spec.mesh, (S,) * rule.output_spec.mesh.ndim)
+        placed = schema.args_strategy[0]
+        costs = [utils.generate_redistribute_costs(placed, placed.strategies[0].output_spec)]
+        made.strategies.append(OpSpec(sharded, [sharded], costs))
+        return made
+
+    with replaced_strategy(aten.trunc.default):
+        utils.register_op_strategy(aten.trunc.default)(adds)
+        every = claims(aten.trunc.default, (torch.randn(4, 4),), 1, alone=False)
+        assert claims(aten.trunc.default, (torch.randn(4, 4),), 1, alone=True) == every
+    assert ((S,),) in every
+
+
+def test_torchs_function_is_its_own_again() -> None:
+    before = utils.expand_to_full_mesh_op_strategy
+    claims(aten.mul.Scalar, (torch.randn(4, 4), 2), 1, alone=True)
+    assert utils.expand_to_full_mesh_op_strategy is before

@@ -92,3 +92,14 @@ def test_only_the_last_calls_are_kept() -> None:
         reader(rows).listed((2,), PAIRS[:2])
     assert len(traces_of_calls) == 4
     assert "_propagate_through_decomp" not in vars(DTensor._op_dispatcher.sharding_propagator.decomp_strategy)
+
+
+def test_what_a_decomposition_calls_is_traced_once() -> None:
+    """polar is decomposed into calls of complex, which has no strategy of its own either."""
+    clear_caches()
+    args = torch.rand(4, 6), torch.rand(4, 6)
+    asked = ClaimReader(torch.ops.aten.polar.default, args, {}, torch.polar(*args))
+    asked.listed((2,), PAIRS)
+    (known,) = traces_of_calls.values()
+    inner = [key for key in known if isinstance(key[0], tuple)]
+    assert torch.ops.aten.complex.default in {key[0][0] for key in inner}

@@ -71,7 +71,7 @@ def _check(ledger: Ledger) -> None:
     short: list[bool] = []
     for mesh_number, mesh in enumerate(options.meshes):
         for size in range(options.sizes if mesh.ndim == 1 else 1):
-            case = ledger.sample.draw(size, 0)
+            case = ledger.draw(size, 0)
             if case is None:
                 continue
             kind = Exploration if mesh.ndim == 1 else Products
@@ -103,7 +103,7 @@ def _check(ledger: Ledger) -> None:
 
 
 def _check_beyond(ledger: Ledger, mesh: MeshSpec, number: int, size: int) -> None:
-    case = ledger.sample.draw(size, 0)
+    case = ledger.draw(size, 0)
     if case is None:
         return
     try:
@@ -165,7 +165,7 @@ def places_of(ledger: Ledger, most: int) -> Iterator[SampleOnMesh]:
     ]
     for size, mesh_number in where[:most]:
         mesh = options.meshes[mesh_number]
-        case = ledger.sample.draw(size, 0)
+        case = ledger.draw(size, 0)
         if case is None:
             continue
         try:

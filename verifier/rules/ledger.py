@@ -9,9 +9,11 @@ from operator import and_
 
 from torch.distributed.tensor.placement_types import Placement
 
+from verifier.core.case import OpCase
+from verifier.rules.execute import LocalCall, Results
 from verifier.rules.options import CheckOptions, Position
 from verifier.rules.results import Rule, SampleReport, WrongRule
-from verifier.rules.samples import Sample
+from verifier.rules.samples import Sample, Values
 from verifier.torch_internals.placements import Combination
 
 __all__ = ["Candidate", "Ledger"]
@@ -115,7 +117,33 @@ class Ledger:
         self.unclear: set[Rule] = set()
         self.special: dict[Rule, WrongRule] = {}
         self.products: dict[tuple[Placement, ...], tuple[Placement, ...]] = {}
+        # what is drawn and made of whole tensors is so for all meshes
+        self._drawn: dict[tuple[int, int, Values], OpCase | None] = {}
+        self._made: dict[int, tuple[OpCase, LocalCall, Results]] = {}
         self.missing_products: dict[Rule, tuple[Combination, Combination | None, int]] = {}
+
+    def draw(self, size: int, draw: int, values: Values = Values.USUAL) -> OpCase | None:
+        """Return the call of the sample at a size, with the values of a draw: the same one on each mesh."""
+        key = size, draw, values
+        if key not in self._drawn:
+            self._drawn[key] = self.sample.draw(size, draw, values)
+        return self._drawn[key]
+
+    def run(self, case: OpCase) -> tuple[LocalCall, Results]:
+        """Return the call of a case, and what it makes of the whole tensors.
+
+        Raises
+        ------
+        RuntimeError, ValueError, IndexError, TypeError
+            What the call raises; see ``CALL_ERRORS``.
+        """
+        known = self._made.get(id(case))
+        if known is None or known[0] is not case:
+            call = LocalCall(case)
+            if self.options.blank:
+                call.place_buffers()
+            known = self._made[id(case)] = case, call, call(call.tensors)
+        return known[1:]
 
     def is_fatal(self, position: Position) -> bool:
         """Return whether this combination has ended the process before, at whatever size and on however many ranks.

@@ -28,12 +28,13 @@ from verifier.rules.claims import (
     where_to_ask,
 )
 from verifier.rules.classify import Expected, Mismatch
-from verifier.rules.execute import CALL_ERRORS, Cuts, LocalCall, Results, holds_tensor
+from verifier.rules.execute import CALL_ERRORS, Cuts, Results, holds_tensor
 from verifier.rules.handled import FOR_BACKWARD, HandledCalls, has_hung
 from verifier.rules.ledger import Candidate, Ledger
 from verifier.rules.options import DECISIVE
 from verifier.rules.results import Rule, WrongRule
 from verifier.rules.samples import Values, is_rare
+from verifier.torch_internals.amending.propagation import is_torchs
 from verifier.torch_internals.claims import ClaimReader
 from verifier.torch_internals.placements import Combination, Placements, placement_text
 from verifier.torch_internals.refusals import is_refusal, raised_in
@@ -81,10 +82,7 @@ class SampleOnMesh(ABC):
     def take(self, case: OpCase, draw: int) -> None:
         """Make ``case`` the call that is run from now on."""
         self.case, self.draw = case, draw
-        self.call = LocalCall(case)
-        if self.ledger.options.blank:
-            self.call.place_buffers()
-        self.reference: Results = self.call(self.call.tensors)
+        self.call, self.reference = self.ledger.run(case)
         terms = sum(t.numel() for t in self.call.tensors) + sum(t.numel() for t in self.reference.tensors)
         parts = self.mesh.world_size
         # a cast to a narrower dtype rounds the parts of a Partial, whatever the whole is
@@ -115,7 +113,7 @@ class SampleOnMesh(ABC):
 
     def take_drawn(self, draw: int, values: Values = Values.USUAL) -> bool:
         """Make a draw of the sample the call that is run from now on; return whether there is one that runs."""
-        case = self.ledger.sample.draw(self.size, draw, values)
+        case = self.ledger.draw(self.size, draw, values)
         if case is None:
             return False
         try:
@@ -164,7 +162,8 @@ class SampleOnMesh(ABC):
                 bits = [expected.bit(p) for (p,), expected in zip(claim.outputs, self.expected, strict=False)]
                 if claim.plain and len(bits) == len(self.expected) and all(bits):
                     self._bits[claim.rule] = bits
-        if first:
+        # rules of torch's keep no state of their own: a few samples are enough
+        if first and (options.samples_called_again or not is_torchs(self.call.op)):  # type: ignore[arg-type]
             self.other_claims = self._ask_again(kept)
         if self.reader.lost:
             self.no_claims = "DTensor has not come back from a rule of this op, and is not asked again"

@@ -10,7 +10,9 @@ import torch
 from torch._ops import OpOverload
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._decompositions import DecompShardingStrategy
+from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor._op_schema import OpSchema
+from torch.utils import _pytree as pytree
 
 from verifier.torch_internals.sharded_ops import remembered_decisions
 
@@ -60,12 +62,19 @@ def call_by_shapes(op: OpOverload, leaves: Sequence[object], structure: object) 
     return op, str(structure), tuple(told)
 
 
+def _call_of(schema: OpSchema) -> Hashable:
+    """Return all of a call within a decomposition on which its traces depend."""
+    leaves, structure = pytree.tree_flatten((schema.args_schema, schema.kwargs_schema))
+    told = [leaf.tensor_meta if isinstance(leaf, DTensorSpec) else (type(leaf), repr(leaf)) for leaf in leaves]
+    return schema.op, str(structure), tuple(told)
+
+
 @contextlib.contextmanager
 def traced_once(op: OpOverload, call: Hashable) -> Iterator[None]:
     """Let DTensor trace the decomposition of ``call``, a call of ``op``, once with each combination of placements.
 
     DTensor traces it with many combinations whenever it is asked about one. A trace is made on a mesh of one rank,
-    whatever mesh DTensor is asked about.
+    whatever mesh DTensor is asked about. The same holds for what the decomposition calls and is decomposed itself.
     """
     strategy: Any = DTensor._op_dispatcher.sharding_propagator.decomp_strategy
     trace = cast(Callable[..., object], strategy._propagate_through_decomp)
@@ -79,11 +88,10 @@ def traced_once(op: OpOverload, call: Hashable) -> Iterator[None]:
 
     def once(schema: OpSchema, placements: Sequence[object], mesh: object) -> object:
         nonlocal within
-        if within or schema.op is not op:
-            return trace(schema, placements, mesh)
-        key = tuple(placements)
+        outermost = schema.op is op and not within
+        key = tuple(placements) if outermost else (_call_of(schema), *placements)
         if key not in known:
-            within = True
+            before, within = within, True
             try:
                 known[key] = trace(schema, placements, mesh)
             except _REFUSALS as error:
@@ -91,7 +99,7 @@ def traced_once(op: OpOverload, call: Hashable) -> Iterator[None]:
                     raise
                 known[key] = error.with_traceback(None)
             finally:
-                within = False
+                within = before
         found = known[key]
         if isinstance(found, Exception):
             raise found.with_traceback(None)

@@ -15,7 +15,7 @@ from torch._ops import OpOverload
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
-from torch.distributed.tensor._op_schema import OpSchema, OpStrategy
+from torch.distributed.tensor._op_schema import OpSchema
 from torch.distributed.tensor._ops.single_dim_strategy import (
     _PreparedSingleDimStrategy,
     _resolve_foreach_elementwise_overload,
@@ -24,9 +24,10 @@ from torch.distributed.tensor.placement_types import Placement
 from torch.utils import _pytree as pytree
 
 from verifier.torch_internals.caches import call_by_shapes, endless_rules, traced_once
-from verifier.torch_internals.placements import Combination, Placements, masked_extent, placements_of_spec
+from verifier.torch_internals.expanding.free_rules import RedistributesError, free_rules_alone
+from verifier.torch_internals.placements import Combination, Placements, placements_of_spec
 from verifier.torch_internals.refusals import is_refusal, raised_in, returns_none
-from verifier.torch_internals.registries import by_register_sharding, installed_sharded_op
+from verifier.torch_internals.registries import installed_sharded_op
 from verifier.torch_internals.sharded_ops import ShardedOp
 from verifier.torch_internals.watching import EndlessRuleError, SlowRulesError, ended_rules
 
@@ -37,8 +38,6 @@ __all__ = [
     "Slot",
 ]
 
-_EXPAND = "expand_to_full_mesh_op_strategy"
-"""The name of torch's function that makes rules for all mesh dims of those for one."""
 _LONGEST = 12
 """DTensor is asked no more about a call once an answer has taken so many ticks; it takes a few milliseconds."""
 
@@ -145,15 +144,13 @@ class ClaimReader:
             return None
         mesh = _bare_mesh(mesh_shape, rank, self.dim_names)
         schema = self._schema([self._spec_of(mesh, *placed) for placed in enumerate(combination)])
+        free = (
+            free_rules_alone(self.op, lambda: self._is_written_to(schema)) if only_claims else contextlib.nullcontext()
+        )
         try:
-            with (
-                self._without_dry_run(),
-                traced_once(self.op, self._call),
-                self._claims_alone(combination, schema, only_claims),
-                ended_rules(_LONGEST),
-            ):
+            with self._without_dry_run(), traced_once(self.op, self._call), free, ended_rules(_LONGEST):
                 sharding = self._propagator.propagate_op_sharding_non_cached(schema)
-        except _RedistributesError:
+        except RedistributesError:
             return None
         except (Exception, SystemExit) as error:  # noqa: BLE001 - strategies refuse and fail in many ways; no exception is a claim
             self._note(combination, error)
@@ -337,7 +334,7 @@ class ClaimReader:
         placements: Any = tuple(slots.get(i) for i in range(len(self._leaves)))
         try:
             strategy.ensure_schema_info(self.op)
-            with traced_once(self.op, self._call), ended_rules(_LONGEST):
+            with traced_once(self.op, self._call), free_rules_alone(self.op), ended_rules(_LONGEST):
                 strategy._propagate_through_decomp(schema, placements, strategy._get_fake_mesh("cpu"))
         except (EndlessRuleError, SlowRulesError) as error:
             self._note(tuple((placement,) for placement in combination), error)
@@ -401,63 +398,6 @@ class ClaimReader:
             yield
         finally:
             del propagator._propagate_tensor_meta_non_cached
-
-    @contextlib.contextmanager
-    def _claims_alone(self, combination: Combination, schema: OpSchema, wanted: bool) -> Iterator[None]:
-        """If ``wanted``, end with :class:`_RedistributesError` what is to become a decision to redistribute.
-
-        What ``register_sharding`` registers says on one mesh dim which placements the tensors may have. DTensor makes
-        rules of that for all mesh dims, and works out the cost of each, which takes most of the time of a decision.
-        Where it has no rule with the placements that the tensors have, it redistributes, whatever that costs. Nothing
-        is ended where the function has written to its arguments, or has returned anything strange.
-        """
-        names: dict[str, Any] = {}
-        if wanted and by_register_sharding(self.op) and not self.op._schema.is_mutable:
-            names = self._propagator.op_strategy_funcs[self.op].func.__globals__  # type: ignore[attr-defined]
-        expand = names.get(_EXPAND)
-        if expand is None:
-            yield
-            return
-
-        def expand_claims(mesh: DeviceMesh, wrapped: OpSchema, rules: Sequence[Any], **how: Any) -> object:
-            if (
-                wrapped.op is self.op
-                and not self._is_written_to(schema)
-                and self._lists_others(combination, rules, how.get("input_index", 1), wrapped)
-            ):
-                raise _RedistributesError
-            return expand(mesh, wrapped, rules, **how)
-
-        names[_EXPAND] = expand_claims
-        try:
-            yield
-        finally:
-            names[_EXPAND] = expand
-
-    def _lists_others(self, combination: Combination, rules: Sequence[Any], results: int, wrapped: OpSchema) -> bool:
-        """Return whether none of ``rules``, which are for one mesh dim, has the placements of a mesh dim."""
-        tensors = [*wrapped.args_strategy, *wrapped.kwargs_strategy]
-        if len(tensors) != len(self._metas) or not all(isinstance(one, OpStrategy) for one in tensors):
-            return False
-        listed = [[placement for placement in rule[results:] if placement is not None] for rule in rules]
-        if not listed or len({len(rule) for rule in rules}) > 1:
-            return False
-        if not all(len(rule) == len(tensors) and all(isinstance(p, Placement) for p in rule) for rule in listed):
-            return False
-        args = slice(self._in_args)  # DTensor never redistributes keyword arguments
-        return not all(
-            any(all(map(_runs_with, rule[args], column[args])) for rule in listed)
-            for column in zip(*combination, strict=True)
-        )
-
-
-class _RedistributesError(Exception):
-    """DTensor is to redistribute."""
-
-
-def _runs_with(listed: Placement, given: Placement) -> bool:
-    """Return whether a tensor stays as it is ``given`` where a rule has ``listed``: indices are masked locally."""
-    return listed == given or (masked_extent(listed) is not None and given == Replicate())
 
 
 def _with_slots(args: Sequence[object]) -> tuple[object, ...]:
