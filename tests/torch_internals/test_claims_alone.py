@@ -10,7 +10,10 @@ from typing import Any
 import pytest
 import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
+from torch.distributed.tensor._dtensor_spec import DTensorSpec
+from torch.distributed.tensor._op_schema import OpSpec
 from torch.distributed.tensor._ops import utils
+from torch.distributed.tensor._ops.utils import expand_to_full_mesh_op_strategy, register_op_strategy
 from torch.distributed.tensor.experimental import register_sharding
 
 from verifier.torch_internals.claims import ClaimReader, Propagation
@@ -79,6 +82,75 @@ def test_claims_are_the_same(op: OpOverload, rules: Rules, tensors: int, least: 
         every = claims(op, args, tensors, alone=False)
         assert claims(op, args, tensors, alone=True) == every
     assert len(every) >= least
+
+
+def expanded(schema: Any) -> Any:
+    return utils.expand_to_full_mesh_op_strategy(schema.get_mesh_from_args(), schema, [[R, R], [S, S], [MAX, MAX]])
+
+
+def expanding(schema: Any) -> Any:
+    return expand_to_full_mesh_op_strategy(schema.get_mesh_from_args(), schema, [[R, R], [S, S], [MAX, MAX]])
+
+
+def adding(schema: Any) -> Any:
+    """Return the rules, and one more for what is placed so."""
+    found = expanding(schema)
+    spec = schema.args_strategy[0].strategies[0].output_spec
+    if all(p == P for p in spec.placements):
+        found.strategies.append(OpSpec(spec, [spec], redistribute_cost=[[0.0]]))
+    return found
+
+
+def counting_on_all(schema: Any) -> Any:
+    found = expanding(schema)
+    assert len(found.strategies) > 2
+    return found
+
+
+def exchanging(schema: Any) -> Any:
+    """Return rules for other placements than it lets torch make of them."""
+    found = expanding(schema)
+    for one in found.strategies:
+        spec = DTensorSpec(one.mesh, tuple(P if p == S else p for p in one.input_specs[0].placements))
+        one.input_specs = [spec]
+        one.output_specs = spec
+        one.redistribute_cost = [
+            [0.0 if spec.placements == schema.args_strategy[0].strategies[0].output_spec.placements else 1.0]
+        ]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("strategy", "least", "shortened"),
+    [
+        (expanding, 6, True),
+        (expanded, 6, False),
+        (adding, 8, True),
+        (counting_on_all, 6, False),
+        (exchanging, 6, False),
+    ],
+)
+def test_claims_of_a_strategy_for_all_mesh_dims_are_the_same(
+    strategy: Callable[..., Any], least: int, shortened: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    op, args = aten.trunc.default, (torch.randn(4, 4),)
+    with replaced_strategy(op):
+        register_op_strategy(op)(strategy)
+        every = claims(op, args, 1, alone=False)
+        asked: list[object] = []
+        monkeypatch.setattr(utils, "redistribute_cost", lambda *specs: asked.append(specs) or 1.0)
+        reader_of(op, *args).at(((Partial("avg"),),), (2,))
+        of_all = len(asked)
+        monkeypatch.undo()
+        assert claims(op, args, 1, alone=True) == every
+        assert len(every) >= least
+        reader = reader_of(op, *args)
+        reader.at(((R,),), (2,), only_claims=True)
+        asked.clear()
+        monkeypatch.setattr(utils, "redistribute_cost", lambda *specs: asked.append(specs) or 1.0)
+        reader.at(((Partial("avg"),),), (2,), only_claims=True)
+    assert (0 < len(asked) < of_all) == shortened
+    assert expand_to_full_mesh_op_strategy is utils.expand_to_full_mesh_op_strategy
 
 
 def test_indices_that_are_masked_on_the_way_are_claimed() -> None:

@@ -20,6 +20,7 @@ from torch.distributed.tensor._ops.single_dim_strategy import (
     _PreparedSingleDimStrategy,
     _resolve_foreach_elementwise_overload,
 )
+from torch.distributed.tensor._ops.utils import expand_to_full_mesh_op_strategy
 from torch.distributed.tensor.placement_types import Placement
 from torch.utils import _pytree as pytree
 
@@ -37,7 +38,7 @@ __all__ = [
     "Slot",
 ]
 
-_EXPAND = "expand_to_full_mesh_op_strategy"
+_EXPAND = expand_to_full_mesh_op_strategy.__name__
 """The name of torch's function that makes rules for all mesh dims of those for one."""
 _LONGEST = 12
 """DTensor is asked no more about a call once an answer has taken so many ticks; it takes a few milliseconds."""
@@ -133,6 +134,7 @@ class ClaimReader:
         self._may_be_written_to = bool(kwargs) or any(isinstance(arg, list | dict) for arg in args)
         self.dim_names: tuple[str, ...] = ()
         self._call = call_by_shapes(op, leaves, self._spec)
+        self._expands: dict[str, Any] | None = None
 
     def at(
         self, combination: Combination, mesh_shape: tuple[int, ...], rank: int = 0, only_claims: bool = False
@@ -145,19 +147,25 @@ class ClaimReader:
             return None
         mesh = _bare_mesh(mesh_shape, rank, self.dim_names)
         schema = self._schema([self._spec_of(mesh, *placed) for placed in enumerate(combination)])
+        names = self._names_of_expansion() if only_claims else {}
+        shortened: list[bool] = []
         try:
             with (
                 self._without_dry_run(),
                 traced_once(self.op, self._call),
-                self._claims_alone(combination, schema, only_claims),
+                self._claims_alone(combination, schema, names, shortened),
                 ended_rules(_LONGEST),
             ):
                 sharding = self._propagator.propagate_op_sharding_non_cached(schema)
         except _RedistributesError:
             return None
         except (Exception, SystemExit) as error:  # noqa: BLE001 - strategies refuse and fail in many ways; no exception is a claim
+            if shortened:
+                return self.at(combination, mesh_shape, rank)
             self._note(combination, error)
             return None
+        if shortened and not sharding.needs_redistribute:
+            return self.at(combination, mesh_shape, rank)
         outputs = self._of_tensors(placements_of_spec(sharding.output_spec))
         changed = sharding.redistribute_schema if sharding.needs_redistribute else None
         inner = [leaf for leaf in pytree.tree_leaves(changed.args_schema if changed else ()) if _is_spec(leaf)]
@@ -402,22 +410,54 @@ class ClaimReader:
         finally:
             del propagator._propagate_tensor_meta_non_cached
 
-    @contextlib.contextmanager
-    def _claims_alone(self, combination: Combination, schema: OpSchema, wanted: bool) -> Iterator[None]:
-        """If ``wanted``, end with :class:`_RedistributesError` what is to become a decision to redistribute.
+    def _names_of_expansion(self) -> dict[str, Any]:
+        """Return the global names of the op's strategy, if it makes its rules for all mesh dims with torch's function.
 
-        What ``register_sharding`` registers says on one mesh dim which placements the tensors may have. DTensor makes
-        rules of that for all mesh dims, and works out the cost of each, which takes most of the time of a decision.
-        Where it has no rule with the placements that the tensors have, it redistributes, whatever that costs. Nothing
-        is ended where the function has written to its arguments, or has returned anything strange.
+        Nothing if it has other rules than those that it hands to that function.
         """
-        names: dict[str, Any] = {}
-        if wanted and by_register_sharding(self.op) and not self.op._schema.is_mutable:
-            names = self._propagator.op_strategy_funcs[self.op].func.__globals__  # type: ignore[attr-defined]
-        expand = names.get(_EXPAND)
-        if expand is None:
+        if self._expands is None:
+            strategy = self._propagator.op_strategy_funcs.get(self.op)
+            names = getattr(strategy, "__globals__", {})
+            if self.op._schema.is_mutable:
+                self._expands = {}
+            elif by_register_sharding(self.op):
+                self._expands = strategy.func.__globals__  # type: ignore[union-attr]
+            else:
+                self._expands = names if names.get(_EXPAND) is expand_to_full_mesh_op_strategy else {}
+                if self._expands and not self._keeps_what_it_expands(names):
+                    self._expands = {}
+        return self._expands
+
+    def _keeps_what_it_expands(self, names: dict[str, Any]) -> bool:
+        """Return whether the op's strategy enumerates what it hands to torch's function, which it calls once."""
+        handed: list[set[Combination]] = []
+
+        def noted(mesh: DeviceMesh, wrapped: OpSchema, rules: list[Any], **how: Any) -> object:
+            inputs = (rule[how.get("input_index", 1) :] for rule in rules)
+            handed.append({tuple((p,) for p in rule if p is not None) for rule in inputs})
+            return expand_to_full_mesh_op_strategy(mesh, wrapped, rules, **how)
+
+        with _named(names, noted):
+            enumerated = self.enumerated((2,))
+        return len(handed) == 1 and bool(enumerated) and handed[0].issuperset(enumerated)
+
+    @contextlib.contextmanager
+    def _claims_alone(
+        self, combination: Combination, schema: OpSchema, names: dict[str, Any], shortened: list[bool]
+    ) -> Iterator[None]:
+        """Shorten what is to become a decision to redistribute, where a strategy has ``names`` of its expansion.
+
+        A strategy for one mesh dim says which placements the tensors may have. DTensor makes rules of that for all mesh
+        dims, and works out the cost of each, which takes most of the time of a decision. Where it has no rule with the
+        placements that the tensors have, it redistributes, whatever that costs. What ``register_sharding`` registers is
+        ended there with :class:`_RedistributesError`. Another strategy goes on with its first rule, as it may add rules
+        to those for all mesh dims, and ``shortened`` says so. Nothing is shortened where the function has written to
+        its arguments, or has returned anything strange.
+        """
+        if not names:
             yield
             return
+        expand = names[_EXPAND]
 
         def expand_claims(mesh: DeviceMesh, wrapped: OpSchema, rules: Sequence[Any], **how: Any) -> object:
             if (
@@ -425,14 +465,14 @@ class ClaimReader:
                 and not self._is_written_to(schema)
                 and self._lists_others(combination, rules, how.get("input_index", 1), wrapped)
             ):
-                raise _RedistributesError
+                if by_register_sharding(self.op):
+                    raise _RedistributesError
+                shortened.append(True)
+                rules = rules[:1]
             return expand(mesh, wrapped, rules, **how)
 
-        names[_EXPAND] = expand_claims
-        try:
+        with _named(names, expand_claims):
             yield
-        finally:
-            names[_EXPAND] = expand
 
     def _lists_others(self, combination: Combination, rules: Sequence[Any], results: int, wrapped: OpSchema) -> bool:
         """Return whether none of ``rules``, which are for one mesh dim, has the placements of a mesh dim."""
@@ -453,6 +493,17 @@ class ClaimReader:
 
 class _RedistributesError(Exception):
     """DTensor is to redistribute."""
+
+
+@contextlib.contextmanager
+def _named(names: dict[str, Any], expand: Callable[..., object]) -> Iterator[None]:
+    """Let torch's function that makes rules for all mesh dims be another one, for code with these global names."""
+    kept = names[_EXPAND]
+    names[_EXPAND] = expand
+    try:
+        yield
+    finally:
+        names[_EXPAND] = kept
 
 
 def _runs_with(listed: Placement, given: Placement) -> bool:
