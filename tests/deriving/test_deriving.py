@@ -104,6 +104,13 @@ def test_rules_of_an_op_that_has_no_strategy_are_derived() -> None:
     assert not any(rule.startswith("S(") for rule in said(made))
 
 
+@pytest.mark.parametrize("op", ["aten.isnan.default", "aten.isinf.default", "aten.isposinf.default"])
+def test_what_only_infinities_and_nan_tell_is_derived_from_them_and_not_for_partial_sums(op: str) -> None:
+    calls, made = derivation(DeriveRequest(op, max_samples=2), Workshop(jobs=0))
+    assert said(made) == {"S(d) -> S(d)"}
+    assert not [inputs for call in calls for inputs in call.holding if any(p.is_partial() for p in inputs)]
+
+
 @cache
 def reductions() -> list[CallEvidence]:
     op = aten.sum.dim_IntList

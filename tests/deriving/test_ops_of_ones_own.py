@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -251,13 +252,19 @@ def derived(folder: Path, space: str, name: str, target: Target) -> tuple[str, s
     return str(op), code
 
 
-def closed(op: str, code: str, *more: str) -> list[SampleReport]:
-    """Return what level 1 says of the op under the strategy in ``code``, on 2 and 3 ranks, 2x2, and more meshes."""
+def closed(op: str, code: str, *more: str, calls: str = "") -> list[SampleReport]:
+    """Return what level 1 says of the op under the strategy in ``code``, on 2 and 3 ranks, and more meshes.
+
+    Of the first calls, products are tried on 2x2, as ``rules`` does. ``calls`` is an expression for those that are
+    checked; without it all are.
+    """
     exec(compile(code, "derived.py", "exec"), {})
-    meshes = tuple(MeshSpec.parse(text) for text in ("2", "3", "2x2", *more))
-    options = SampleOptions(max_samples=4)
-    samples = installed_sources()["own"].samples(OpTarget(op, "own", op), options)
-    return [check_sample(sample, CheckOptions(meshes, samples_called_again=0)) for sample in samples]
+    flat = CheckOptions(tuple(MeshSpec.parse(text) for text in ("2", "3", *more)), samples_called_again=0)
+    with_products = replace(flat, meshes=(*flat.meshes, MeshSpec.parse("2x2")))
+    samples = installed_sources()["own"].samples(OpTarget(op, "own", op), SampleOptions(max_samples=4))
+    wanted = [sample for sample in samples if re.search(calls, sample.origin)]
+    first = flat.samples_with_products
+    return [check_sample(sample, with_products if n < first else flat) for n, sample in enumerate(wanted)]
 
 
 def confirmed(reports: Sequence[SampleReport]) -> set[Rule]:
@@ -411,7 +418,9 @@ def test_a_list_may_be_empty(tmp_path: Path) -> None:
     scope: dict[str, Any] = {}
     exec(compile(code, "derived.py", "exec"), scope)
     assert scope["each_of_a_list_each_rules"]([], torch.empty(4)) == []
-    assert {rule.inputs for rule in confirmed(closed(op, code))} >= {("S(0)", "S(0)", "R"), ("S(1)", "S(0)")}
+    reports = closed(op, code, calls=r"call \d$|xs is")
+    assert "xs=[], factor=f64[4]" in {report.call for report in reports}
+    assert {rule.inputs for rule in confirmed(reports)} >= {("S(0)", "S(0)", "R"), ("S(1)", "S(0)")}
 
 
 def test_of_an_op_that_draws_random_numbers_it_says_what_to_derive_instead(tmp_path: Path) -> None:

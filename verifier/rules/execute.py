@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.distributed.tensor import Shard
@@ -62,12 +63,22 @@ class LocalCall:
         self.slots = [i for i, leaf in enumerate(self.leaves) if isinstance(leaf, torch.Tensor)]
         self.tensors = [self.leaves[i].detach() for i in self.slots]
         self.in_args = sum(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves(tuple(case.args)))
-        # Where no list holds a tensor, the arguments can be filled in without walking them: this is the inner loop.
+        # Where only lists hold tensors, the arguments can be filled in without walking them: this is the inner loop.
         self._args, self._kwargs = list(case.args), dict(case.kwargs)
-        values = [*self._args, *self._kwargs.values()]
-        self._flat = all(isinstance(value, torch.Tensor) or not holds_tensor(value) for value in values)
-        self._at: list[tuple[int, str]] = [(i, "") for i, arg in enumerate(self._args) if isinstance(arg, torch.Tensor)]
-        self._at += [(-1, name) for name, value in self._kwargs.items() if isinstance(value, torch.Tensor)]
+        given: list[tuple[int | str, Any]] = [*enumerate(self._args), *self._kwargs.items()]
+        self._lists = [key for key, value in given if type(value) is list and holds_tensor(value)]
+        self._flat = all(
+            not holds_tensor(one)
+            for key, value in given
+            for one in (value if key in self._lists else [value])
+            if not isinstance(one, torch.Tensor)
+        )
+        self._at = [
+            (key, place)
+            for key, value in given
+            for place, one in (enumerate(value) if key in self._lists else [(-1, value)])
+            if isinstance(one, torch.Tensor)
+        ]
         self.written = written_arguments(case)
         """Numbers of the tensor arguments that the op writes to."""
         self.buffers = tuple(number for number in self.written if number >= self.in_args)
@@ -81,11 +92,16 @@ class LocalCall:
                 tensors[number] = tensors[number].clone()
         if self._flat:
             args, kwargs = self._args.copy(), self._kwargs.copy()
-            for (index, name), tensor in zip(self._at, tensors, strict=True):
-                if name:
-                    kwargs[name] = tensor
+            both: tuple[Any, Any] = args, kwargs
+            for key in self._lists:
+                holder = both[isinstance(key, str)]
+                holder[key] = holder[key].copy()
+            for (key, place), tensor in zip(self._at, tensors, strict=True):
+                holder = both[isinstance(key, str)]
+                if place < 0:
+                    holder[key] = tensor
                 else:
-                    args[index] = tensor
+                    holder[key][place] = tensor
         else:
             args, kwargs = pytree.tree_unflatten(self._with(tensors), self._spec)
         try:

@@ -30,6 +30,8 @@ _MOST_HANDLED = 12
 _WIDE_DRAWS = 4
 _SPECIAL_KINDS = 6
 """Draws of special values, of which each has another kind."""
+_SPECIAL_ROUNDS = 3
+"""So often each kind is drawn where only special values tell anything."""
 
 _FIRST_UNJUDGED = 1 << 20
 """Number of the first combination that is tried on one mesh alone; other meshes number theirs from 0."""
@@ -40,7 +42,7 @@ class _Try:
     """One combination at one size: ``columns`` are numbers of arguments as they are cut, ``partial`` those of Partials.
 
     ``masks`` has for each result the placements that all draws so far allow; ``told`` counts the draws that say
-    something.
+    something. ``empty`` is true if it was tried where the results are empty, of which another draw would say no more.
     """
 
     combination: Combination
@@ -50,6 +52,7 @@ class _Try:
     claim: Claim | None
     masks: list[int]
     told: int = 0
+    empty: bool = False
 
 
 class Exploration(SampleOnMesh):
@@ -105,6 +108,8 @@ class Exploration(SampleOnMesh):
             tries = [one for one in tries if self._try(one)]
             for claim in self.other_claims:
                 self.try_claim(claim, None)
+        if options.blank and not any(one.told for one in tries):
+            tries = self._try_on_special(tries)
         self._keep(tries)
         self._try_wide(tries)
         if not ledger.products and self.size == 0:
@@ -165,6 +170,9 @@ class Exploration(SampleOnMesh):
         if ledger.is_fatal(one.position):
             self.died(one.combination, claim)
             return False
+        if self._says_no_more(one):
+            return True
+        one.empty |= self.vacuous
         if claim is not None and self.handled is not None:
             if ledger.hangs(claim.rule):
                 return False
@@ -187,6 +195,18 @@ class Exploration(SampleOnMesh):
             and not any(self._is_one_sided(column) for column in one.partial)
         )
         return True
+
+    def _says_no_more(self, one: _Try) -> bool:
+        """Return whether nobody claims a combination that was tried with empty results, as they are here, too."""
+        return one.claim is None and one.empty and self.vacuous and not self.reference.others
+
+    def _try_on_special(self, tries: Sequence[_Try]) -> list[_Try]:
+        """Try what usual values do not tell, as those of ``isnan``, on special ones; they tell nothing of a Partial."""
+        kept = [one for one in tries if not one.partial]
+        for number in range(_SPECIAL_ROUNDS * _SPECIAL_KINDS):
+            if self.take_drawn(number, Values.SPECIAL) and self.telling and self.finite:
+                kept = [one for one in kept if self._try(one)]
+        return kept + [one for one in tries if one.partial]
 
     def _run_and_classify(self, one: _Try, within: Sequence[int]) -> tuple[list[Results] | Exception, list[int]]:
         self.ledger.enter(one.position)
@@ -233,7 +253,11 @@ class Exploration(SampleOnMesh):
             if not self.take_drawn(draw, Values.WIDE):
                 continue
             for one in tries:
-                if one.claim is None and (candidate := candidates[one.combination]).masks:
+                if (
+                    one.claim is None
+                    and not self._says_no_more(one)
+                    and (candidate := candidates[one.combination]).masks
+                ):
                     candidate.masks = self._run_and_classify(one, candidate.masks)[1]
         self.ledger.told = told  # what claims have met, which are not held against these draws
 
