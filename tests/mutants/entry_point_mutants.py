@@ -275,6 +275,22 @@ def redistributed_blocks_turned() -> None:
     redistributing.Redistribute.forward = staticmethod(forward)
 
 
+def blocks_not_flipped() -> None:
+    """A flip leaves its tensor as it is."""
+    DTensor._op_dispatcher._custom_op_handlers[torch.ops.aten.flip.default] = lambda op, args, kwargs: args[0]
+
+
+def powers_doubled() -> None:
+    """A power, and the one in its gradient, is doubled."""
+
+    def handled(op: Any, args: Any, kwargs: Any) -> Any:
+        made = torch.ops.aten.clone.default(args[0])
+        made._local_tensor.copy_(args[0]._local_tensor.pow(args[1]) * 2)
+        return made
+
+    DTensor._op_dispatcher._custom_op_handlers[torch.ops.aten.pow.Tensor_Scalar] = handled
+
+
 def images_copied_twice() -> None:
     """What is copied to a tensor of four dims is doubled."""
     copy = torch.ops.aten.copy_.default
