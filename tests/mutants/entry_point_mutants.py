@@ -14,6 +14,7 @@ import torch.distributed.tensor.parallel as parallel
 import torch.distributed.tensor.parallel.input_reshard
 import torch.distributed.tensor.parallel.loss as losses
 import torch.distributed.tensor.parallel.style as styles
+from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
 from torch.distributed.tensor import DTensor, Shard
 
 resharding: Any = sys.modules["torch.distributed.tensor.parallel.input_reshard"]
@@ -289,6 +290,13 @@ def powers_doubled() -> None:
         return made
 
     DTensor._op_dispatcher._custom_op_handlers[torch.ops.aten.pow.Tensor_Scalar] = handled
+
+
+def sharded_gradients_doubled() -> None:
+    """``fully_shard`` reduces twice each gradient."""
+    held: Any = FSDPParam
+    before = held._get_grad_inner_tensor
+    held._get_grad_inner_tensor = lambda self, gradient: before(self, gradient * 2)
 
 
 def images_copied_twice() -> None:

@@ -51,6 +51,7 @@ RAISING = (
     memory_orders.differentiated,
     memory_orders.in_formats,
     memory_orders.laid_out,
+    parallel.fully_sharded,
     procedures.penalised,
     procedures.placed_gradients,
     programs.chain,
@@ -189,6 +190,11 @@ CASES: dict[Callable[[], None], tuple[Callable[..., Any], tuple[object, ...], di
         ("inner", "ColwiseParallel", 1),
         {"x": NUMBERS},
     ),
+    entry_point_mutants.sharded_gradients_doubled: (
+        parallel.fully_sharded,
+        ([], {}, [True, False]),
+        {"x": NUMBERS, "y": -NUMBERS},
+    ),
     entry_point_mutants.checked_replicas_negated: (parallel.checked_on_submeshes, ("",), {"x": NUMBERS}),
 }
 """For each mutant a program, its arguments and its tensors."""
@@ -311,6 +317,12 @@ def test_parts_that_are_wrapped_again_are_those_of_the_same_tensor(kind: str, gr
             entry_points.distributed,
             ("torch.narrow", [0, 0, 3], [strided_shard(0, 2)]),
             {"x": NUMBERS},
+        ),
+        (
+            "gradients-of-two-dtypes",
+            parallel.fully_sharded,
+            ([torch.bfloat16, torch.float32], {}, [False, True]),
+            {"x": NUMBERS[:2] - 2, "y": NUMBERS[:2] - 3},
         ),
         ("activations-taken-for-replicas", parallel.resharded, ("split", 0, False, 4), {"x": NUMBERS}),
         (
