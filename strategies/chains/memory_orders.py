@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Replicate
 
 from verifier.planning.boundary import declares
 
@@ -91,7 +91,8 @@ def computed(
         The order of the three dims. The last one tells the multiples apart.
     beside
         What the function takes as well: ``y`` for as many multiples of ``y``, ``expanded`` for a number that is
-        expanded to their size, with either of them first if a ``first`` follows.
+        expanded to their size, ``moved`` for one that is then redistributed as they are. It is first if a ``first``
+        follows.
     """
     function: Any = torch
     for part in path.split(".")[1:]:
@@ -102,7 +103,11 @@ def computed(
         other = tensors["y"].detach()
         taken.append(torch.stack([other, other * 3, other * 2], -1).permute(order))
     elif beside:
-        taken.append((held.amax() * 0 + 2).expand(taken[0].shape))
+        other = (held.sum() * 0 + 2).expand(taken[0].shape)
+        if beside.startswith("moved") and isinstance(other, DTensor):
+            placements: Any = taken[0].placements  # type: ignore[attr-defined]
+            other = other.redistribute(placements=[Replicate() if one.is_partial() else one for one in placements])
+        taken.append(other)
     found = function(*(reversed(taken) if beside.endswith("first") else taken), *given)
     back = found.permute([order.index(dim) for dim in range(3)])
     rows = x.shape[0]

@@ -293,6 +293,7 @@ def test_parts_that_are_wrapped_again_are_those_of_the_same_tensor(kind: str, gr
         ("generators-ignored", entry_points.drawn, ("torch.Tensor.normal_", [], 5), {"x": NUMBERS}),
         ("orders-in-memory", memory_orders.laid_out, ("redistribute", [0, 2, 1], [Replicate()]), {"x": NUMBERS}),
         ("orders-in-memory", memory_orders.laid_out, ("distribute_tensor", [2, 1, 0], [Replicate()]), {"x": NUMBERS}),
+        ("orders-in-memory", memory_orders.computed, ("torch.mul", [], [1, 0, 2], "moved first"), {"x": NUMBERS}),
         ("orders-of-arguments", memory_orders.computed, ("torch.mul", [], [1, 0, 2], "expanded first"), {"x": NUMBERS}),
         ("orders-of-arguments", memory_orders.differentiated, ("torch.sum", [4, 2, 3], [1, 2]), {"x": NUMBERS}),
         (

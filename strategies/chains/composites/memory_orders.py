@@ -50,7 +50,7 @@ def _computed_in_order(b: Building) -> None:
     )  # fmt: skip
     beside = ""
     if path in ("torch.mul", "torch.add", "torch.sub", "torch.maximum"):
-        beside = b.pick(("y", "y first", "expanded", "expanded first"))
+        beside = b.pick(("y", "y first", "expanded", "expanded first", "moved", "moved first"))
     b.program(f"{_PROGRAMS}computed", path, given, order, beside)
 
 

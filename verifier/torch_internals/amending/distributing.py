@@ -89,7 +89,7 @@ def orders_in_memory_kept() -> Iterator[None]:
     def redistributed(ctx: Any, given: Any, *rest: Any) -> Any:
         made = forward(ctx, given, *rest)
         if made._local_tensor is not given._local_tensor:
-            made._local_tensor = _laid_out(made._local_tensor, made.stride())
+            made._local_tensor = _expanded(_laid_out(made._local_tensor, made.stride()), made.stride())
         return made
 
     distributed.__module__ = distribute.__module__
