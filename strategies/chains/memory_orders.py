@@ -8,11 +8,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Replicate
 
 from verifier.planning.boundary import declares
 
-__all__ = ["in_formats", "laid_out"]
+__all__ = ["computed", "differentiated", "in_formats", "laid_out"]
 
 
 def in_formats(
@@ -74,5 +74,66 @@ def laid_out(way: str, order: list[int], placements: list[Any], /, x: torch.Tens
     return [(back.view(rows, -1) if back.is_contiguous() else back.reshape(rows, -1)) * 2]
 
 
-for _program in (in_formats, laid_out):
+def computed(
+    path: str, given: list[Any], order: list[int], beside: str, /, x: torch.Tensor, **tensors: Any
+) -> list[Any]:
+    """Return twice a matrix that is a view of what a function makes of three multiples of ``x`` with permuted dims.
+
+    A view is taken only if the tensor says that it is contiguous.
+
+    Parameters
+    ----------
+    path
+        The function.
+    given
+        Its last arguments.
+    order
+        The order of the three dims. The last one tells the multiples apart.
+    beside
+        What the function takes as well: ``y`` for as many multiples of ``y``, ``expanded`` for a number that is
+        expanded to their size, ``moved`` for one that is then redistributed as they are. It is first if a ``first``
+        follows.
+    """
+    function: Any = torch
+    for part in path.split(".")[1:]:
+        function = getattr(function, part)
+    held: Any = x.detach()
+    taken = [torch.stack([held, held * 2, held * 3], -1).permute(order)]
+    if beside.startswith("y"):
+        other = tensors["y"].detach()
+        taken.append(torch.stack([other, other * 3, other * 2], -1).permute(order))
+    elif beside:
+        other = (held.sum() * 0 + 2).expand(taken[0].shape)
+        if beside.startswith("moved") and isinstance(other, DTensor):
+            placements: Any = taken[0].placements  # type: ignore[attr-defined]
+            other = other.redistribute(placements=[Replicate() if one.is_partial() else one for one in placements])
+        taken.append(other)
+    found = function(*(reversed(taken) if beside.endswith("first") else taken), *given)
+    back = found.permute([order.index(dim) for dim in range(3)])
+    rows = x.shape[0]
+    return [(back.view(rows, -1) if back.is_contiguous() else back.reshape(rows, -1)) * 2]
+
+
+def differentiated(path: str, sizes: list[int], dims: list[int], /, x: torch.Tensor) -> list[torch.Tensor]:
+    """Return the gradient of a function of ``x``, beside its double, whose columns are split in two.
+
+    Parameters
+    ----------
+    path
+        The function, which makes a scalar.
+    sizes
+        Those of the three dims, as the heads of attention are split from a matrix.
+    dims
+        The dims that are exchanged.
+    """
+    function: Any = torch
+    for part in path.split(".")[1:]:
+        function = getattr(function, part)
+    leaf: Any = x.detach().requires_grad_()
+    parts = torch.cat([leaf, leaf * 2], 1).view(sizes)
+    found = function(parts.transpose(*dims).square())
+    return [*torch.autograd.grad(found, leaf)]
+
+
+for _program in (computed, differentiated, in_formats, laid_out):
     declares(f"{__name__}.{_program.__name__}")

@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor, Replicate
 from strategies.chains.entry_points import named
 from verifier.planning.boundary import declares
 
-__all__ = ["beside_the_mesh", "checked_on_submeshes", "miscounted", "resharded", "with_own_weights"]
+__all__ = ["beside_the_mesh", "checked_on_submeshes", "fully_sharded", "miscounted", "resharded", "with_own_weights"]
 
 
 def resharded(model: str, dim: int, recomputed: bool, hidden: int, /, x: torch.Tensor) -> list[torch.Tensor]:
@@ -191,5 +191,56 @@ def miscounted(entry: str, more: int, /, x: torch.Tensor) -> list[torch.Tensor]:
     raise AssertionError("as many placements as mesh dims are needed, and others were taken")
 
 
-for _program in (beside_the_mesh, checked_on_submeshes, miscounted, resharded, with_own_weights):
+def fully_sharded(
+    precision: list[Any], options: dict[str, Any], used: list[bool], /, x: torch.Tensor, y: torch.Tensor
+) -> list[torch.Tensor]:
+    """Return what two weights make of each of several inputs, and their gradients, trained under ``fully_shard``.
+
+    The gradients are added up, and reduced after the last input alone.
+
+    Parameters
+    ----------
+    precision
+        The dtypes of parameters and of reductions, if they are not those of the weights.
+    options
+        Keywords of ``fully_shard``.
+    used
+        For each input, whether it takes the second weight as well.
+    """
+
+    class Weights(torch.nn.Module):
+        def __init__(self, *weights: Any) -> None:
+            super().__init__()
+            self.first, self.second = (torch.nn.Parameter(one.clone()) for one in weights)
+
+        def forward(self, given: torch.Tensor, both: bool) -> torch.Tensor:
+            found = torch.nn.functional.linear(given, self.first)
+            return found * torch.nn.functional.linear(given, self.second) if both else found
+
+    mesh: Any = x.device_mesh if isinstance(x, DTensor) else None
+    weights: list[Any] = [x.detach(), y.detach()]
+    if mesh is None:
+        model: Any = Weights(*weights)
+    else:
+        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+        model = Weights(*(one.full_tensor() for one in weights))
+        rest = named(mesh)["abc"[mesh.ndim - 1]]
+        fully_shard(model, mesh=rest, mp_policy=MixedPrecisionPolicy(*precision), **options)
+    found: list[Any] = []
+    for number, both in enumerate(used):
+        if mesh is not None:
+            model.set_requires_gradient_sync(number == len(used) - 1)
+        made = model(torch.full((1, x.shape[1]), number + 1.0, dtype=x.dtype), both).to(x.dtype)
+        made.sum().backward()
+        found.append(made.detach())
+    for parameter in model.parameters():
+        gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        found.append((gradient.full_tensor() if isinstance(gradient, DTensor) else gradient).detach())
+    if mesh is None:
+        return found
+    return [DTensor.from_local(one, mesh, [Replicate()] * mesh.ndim, run_check=False) for one in found]
+
+
+for _program in (beside_the_mesh, checked_on_submeshes, fully_sharded, miscounted, resharded, with_own_weights):
     declares(f"{__name__}.{_program.__name__}")

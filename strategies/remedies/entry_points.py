@@ -17,6 +17,7 @@ from verifier.torch_internals.amending.buffers import (
 from verifier.torch_internals.amending.distributing import (
     norms_of_several_meshes,
     orders_in_memory_kept,
+    orders_of_arguments_kept,
     strided_shards_scattered,
 )
 from verifier.torch_internals.amending.entry_points import (
@@ -413,5 +414,12 @@ REMEDIES = (
         orders_in_memory_kept,
         ("composite.laid_out",),
         _CRASH,
+    ),
+    Remedy(
+        "orders-of-arguments",
+        "lay out an argument that is redistributed for an op as its strides say, from which those of the result are "
+        "computed (OpDispatcher.redistribute_local_args in _dispatch.py)",
+        orders_of_arguments_kept,
+        verdicts=_CRASH,
     ),
 )

@@ -14,6 +14,7 @@ import torch.distributed.tensor.parallel as parallel
 import torch.distributed.tensor.parallel.input_reshard
 import torch.distributed.tensor.parallel.loss as losses
 import torch.distributed.tensor.parallel.style as styles
+from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
 from torch.distributed.tensor import DTensor, Shard
 
 resharding: Any = sys.modules["torch.distributed.tensor.parallel.input_reshard"]
@@ -273,6 +274,29 @@ def redistributed_blocks_turned() -> None:
         return made if given.ndim < 3 else made.flip(0)
 
     redistributing.Redistribute.forward = staticmethod(forward)
+
+
+def blocks_not_flipped() -> None:
+    """A flip leaves its tensor as it is."""
+    DTensor._op_dispatcher._custom_op_handlers[torch.ops.aten.flip.default] = lambda op, args, kwargs: args[0]
+
+
+def powers_doubled() -> None:
+    """A power, and the one in its gradient, is doubled."""
+
+    def handled(op: Any, args: Any, kwargs: Any) -> Any:
+        made = torch.ops.aten.clone.default(args[0])
+        made._local_tensor.copy_(args[0]._local_tensor.pow(args[1]) * 2)
+        return made
+
+    DTensor._op_dispatcher._custom_op_handlers[torch.ops.aten.pow.Tensor_Scalar] = handled
+
+
+def sharded_gradients_doubled() -> None:
+    """``fully_shard`` reduces twice each gradient."""
+    held: Any = FSDPParam
+    before = held._get_grad_inner_tensor
+    held._get_grad_inner_tensor = lambda self, gradient: before(self, gradient * 2)
 
 
 def images_copied_twice() -> None:

@@ -47,8 +47,11 @@ RAISING = (
     entry_points.inferred,
     handing_over.stored,
     handing_over.to_another_mesh,
+    memory_orders.computed,
+    memory_orders.differentiated,
     memory_orders.in_formats,
     memory_orders.laid_out,
+    parallel.fully_sharded,
     procedures.penalised,
     procedures.placed_gradients,
     programs.chain,
@@ -64,6 +67,16 @@ CASES: dict[Callable[[], None], tuple[Callable[..., Any], tuple[object, ...], di
     entry_point_mutants.redistributed_blocks_turned: (
         memory_orders.laid_out,
         ("redistribute", [0, 1, 2], [Replicate()]),
+        {"x": NUMBERS},
+    ),
+    entry_point_mutants.blocks_not_flipped: (
+        memory_orders.computed,
+        ("torch.flip", [[0, 1]], [0, 1, 2], ""),
+        {"x": NUMBERS, "y": NUMBERS},
+    ),
+    entry_point_mutants.powers_doubled: (
+        memory_orders.differentiated,
+        ("torch.sum", [4, 2, 3], [1, 1]),
         {"x": NUMBERS},
     ),
     entry_point_mutants.images_copied_twice: (
@@ -177,6 +190,11 @@ CASES: dict[Callable[[], None], tuple[Callable[..., Any], tuple[object, ...], di
         ("inner", "ColwiseParallel", 1),
         {"x": NUMBERS},
     ),
+    entry_point_mutants.sharded_gradients_doubled: (
+        parallel.fully_sharded,
+        ([], {}, [True, False]),
+        {"x": NUMBERS, "y": -NUMBERS},
+    ),
     entry_point_mutants.checked_replicas_negated: (parallel.checked_on_submeshes, ("",), {"x": NUMBERS}),
 }
 """For each mutant a program, its arguments and its tensors."""
@@ -275,6 +293,9 @@ def test_parts_that_are_wrapped_again_are_those_of_the_same_tensor(kind: str, gr
         ("generators-ignored", entry_points.drawn, ("torch.Tensor.normal_", [], 5), {"x": NUMBERS}),
         ("orders-in-memory", memory_orders.laid_out, ("redistribute", [0, 2, 1], [Replicate()]), {"x": NUMBERS}),
         ("orders-in-memory", memory_orders.laid_out, ("distribute_tensor", [2, 1, 0], [Replicate()]), {"x": NUMBERS}),
+        ("orders-in-memory", memory_orders.computed, ("torch.mul", [], [1, 0, 2], "moved first"), {"x": NUMBERS}),
+        ("orders-of-arguments", memory_orders.computed, ("torch.mul", [], [1, 0, 2], "expanded first"), {"x": NUMBERS}),
+        ("orders-of-arguments", memory_orders.differentiated, ("torch.sum", [4, 2, 3], [1, 2]), {"x": NUMBERS}),
         (
             "memory-formats-cached",
             memory_orders.in_formats,
@@ -297,6 +318,12 @@ def test_parts_that_are_wrapped_again_are_those_of_the_same_tensor(kind: str, gr
             entry_points.distributed,
             ("torch.narrow", [0, 0, 3], [strided_shard(0, 2)]),
             {"x": NUMBERS},
+        ),
+        (
+            "gradients-of-two-dtypes",
+            parallel.fully_sharded,
+            ([torch.bfloat16, torch.float32], {}, [False, True]),
+            {"x": NUMBERS[:2] - 2, "y": NUMBERS[:2] - 3},
         ),
         ("activations-taken-for-replicas", parallel.resharded, ("split", 0, False, 4), {"x": NUMBERS}),
         (

@@ -35,3 +35,30 @@ def _laid_out(b: Building) -> None:
     order = list(b.pick(((0, 2, 1), (1, 0, 2), (2, 1, 0), (1, 2, 0), (2, 0, 1))))
     placements = [b.pick((Replicate(), Shard(order.index(0)))) for _ in range(b.mesh.ndim)]
     b.program(f"{_PROGRAMS}laid_out", b.pick(("redistribute", "distribute_tensor")), order, placements)
+
+
+@composite
+def _computed_in_order(b: Building) -> None:
+    """A view of what a function makes of permuted tensors, some of which it has to move first."""
+    for name in (b.floats(*b.size()), b.floats(*b.size())):
+        b.tensors[name].requires_grad_(False)
+    order = list(b.pick(((0, 2, 1), (1, 0, 2), (2, 1, 0), (1, 2, 0), (2, 0, 1))))
+    path, *given = b.way(
+        ("torch.relu",), ("torch.square",), ("torch.clone",), ("torch.flip", [0, 1]), ("torch.roll", 1, 0),
+        ("torch.sign",), ("torch.abs",), ("torch.mul",), ("torch.mul",), ("torch.add",), ("torch.maximum",),
+        ("torch.sub",), ("torch.atleast_3d",),
+    )  # fmt: skip
+    beside = ""
+    if path in ("torch.mul", "torch.add", "torch.sub", "torch.maximum"):
+        beside = b.pick(("y", "y first", "expanded", "expanded first", "moved", "moved first"))
+    b.program(f"{_PROGRAMS}computed", path, given, order, beside)
+
+
+@composite
+def _differentiated_in_order(b: Building) -> None:
+    """A gradient through a view whose dims are exchanged, as the heads of attention are."""
+    rows, columns = b.size()
+    b.tensors[b.floats(rows, columns)].requires_grad_(False)
+    sizes = b.pick(([rows, 2, columns], [rows, columns, 2]))
+    path = b.pick(("torch.sum", "torch.sum", "torch.mean", "torch.linalg.vector_norm"))
+    b.program(f"{_PROGRAMS}differentiated", path, sizes, sorted(b.rng.sample(range(3), 2)))

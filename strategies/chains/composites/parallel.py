@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from strategies.chains import parallel
 from strategies.chains.building import Building
 from strategies.chains.composites.table import composite
@@ -53,3 +55,16 @@ def _miscounted(b: Building) -> None:
     """More or fewer placements than the mesh has dims."""
     b.tensors[b.floats(*b.size())].requires_grad_(False)
     b.program(f"{_PROGRAMS}miscounted", b.pick(("redistribute", "from_local", "distribute_tensor")), b.pick((1, -1)))
+
+
+@composite
+def _fully_sharded(b: Building) -> None:
+    """Weights under ``fully_shard``, in mixed precision too, of which some inputs take one alone."""
+    for name in (b.floats(*b.size()), b.floats(*b.size())):
+        b.tensors[name] = b.tensors[name].detach().clamp(-2, 2)
+    low = torch.bfloat16
+    precision = list(b.pick(((), (), (low, torch.float32), (low, torch.float32), (low, low), (None, torch.float32))))
+    options = {"reshard_after_forward": b.chance(0.5)}
+    used = list(b.pick(((True,), (False,), (True, True), (False, True), (False, True), (True, False), (False, False))))
+    b.rounds()
+    b.program(f"{_PROGRAMS}fully_sharded", precision, options, used)

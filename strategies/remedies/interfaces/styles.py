@@ -10,6 +10,7 @@ from verifier.placements.algebra import shard_indices
 from verifier.torch_internals.amending.distributing import placements_counted, without_handlers_beside_meshes
 from verifier.torch_internals.amending.handing_over import placements_pickled, state_dicts_of_strided_shards
 from verifier.torch_internals.amending.parallelism import (
+    gradients_reduced_alike,
     inputs_taken_by_keyword,
     layouts_asked_for,
     lists_of_outputs_kept,
@@ -111,6 +112,14 @@ REMEDIES = (
         "contains out, as dtype_layout does (the dispatch of DTensor in C++)",
         lambda: handled(_CONVERSION, _CONVERSION.decompose),
         ("composite.inference", "composite.transformed", "aten.to.dtype_layout"),
+        _CRASH,
+    ),
+    Remedy(
+        "gradients-of-two-dtypes",
+        "cast each gradient to reduce_dtype before it is reduced, as those that were added up without a reduction are "
+        "(FSDPParam._get_grad_inner_tensor in fsdp/_fully_shard/_fsdp_param.py)",
+        gradients_reduced_alike,
+        ("composite.fully_sharded",),
         _CRASH,
     ),
 )

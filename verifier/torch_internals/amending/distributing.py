@@ -12,6 +12,9 @@ from torch.distributed import tensor as dtensors
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, _api
 from torch.distributed.tensor._collective_utils import mesh_broadcast
+from torch.distributed.tensor._dispatch import OpDispatcher
+from torch.distributed.tensor._dtensor_spec import DTensorSpec
+from torch.distributed.tensor._op_schema import OpInfo, OpSchema
 from torch.distributed.tensor._redistribute import Redistribute
 from torch.distributed.tensor.placement_types import _StridedShard
 
@@ -20,6 +23,7 @@ from verifier.torch_internals.amending.registrations import exchanged
 __all__ = [
     "norms_of_several_meshes",
     "orders_in_memory_kept",
+    "orders_of_arguments_kept",
     "placements_counted",
     "strided_shards_scattered",
     "without_handlers_beside_meshes",
@@ -85,7 +89,7 @@ def orders_in_memory_kept() -> Iterator[None]:
     def redistributed(ctx: Any, given: Any, *rest: Any) -> Any:
         made = forward(ctx, given, *rest)
         if made._local_tensor is not given._local_tensor:
-            made._local_tensor = _laid_out(made._local_tensor, made.stride())
+            made._local_tensor = _expanded(_laid_out(made._local_tensor, made.stride()), made.stride())
         return made
 
     distributed.__module__ = distribute.__module__
@@ -95,6 +99,34 @@ def orders_in_memory_kept() -> Iterator[None]:
         mock.patch.object(dtensors, "distribute_tensor", distributed),
     ):
         yield
+
+
+@contextlib.contextmanager
+def orders_of_arguments_kept() -> Iterator[None]:
+    """Lay out the arguments that an op redistributes as their strides say, and let those stay expanded that are."""
+    redistribute = OpDispatcher.redistribute_local_args
+
+    def redistributed(given: OpInfo, wanted: OpSchema, of_wanted: bool) -> None:
+        before = given.local_args
+        redistribute(given, wanted, of_wanted)
+        held = list(given.local_args)
+        for at, (spec, old) in enumerate(zip(given.flat_args_schema, before, strict=True)):
+            local = held[at]
+            if isinstance(spec, DTensorSpec) and isinstance(local, torch.Tensor) and local is not old:
+                held[at] = _expanded(_laid_out(local, spec.stride), spec.stride)
+        given.local_args = tuple(held)
+
+    with mock.patch.object(OpDispatcher, "redistribute_local_args", staticmethod(redistributed)):
+        yield
+
+
+def _expanded(local: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
+    """Return a tensor that has each dim without a stride once in memory."""
+    found = local
+    for dim, stride in enumerate(strides):
+        if stride == 0 and local.shape[dim] > 1:
+            found = found.narrow(dim, 0, 1)
+    return found.expand(local.shape)
 
 
 def _laid_out(local: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:

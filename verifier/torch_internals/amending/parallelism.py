@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.tensor._api as api
 import torch.distributed.tensor.parallel.input_reshard
+from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
 from torch.distributed.tensor import DTensor, Replicate, Shard, experimental
 from torch.distributed.tensor.parallel import parallelize_module, style
 from torch.distributed.tensor.placement_types import Placement, _StridedShard
@@ -20,6 +21,7 @@ from verifier.torch_internals.amending.registrations import exchanged
 __all__ = [
     "checks_ask_the_mesh",
     "dims_of_gradients_counted",
+    "gradients_reduced_alike",
     "inputs_taken_by_keyword",
     "layouts_asked_for",
     "lists_of_outputs_kept",
@@ -278,3 +280,16 @@ def placements_in_tuples_taken() -> contextlib.AbstractContextManager[None]:
         return local_map
 
     return exchanged(experimental, "local_map", wrap)
+
+
+def gradients_reduced_alike() -> contextlib.AbstractContextManager[None]:
+    """Let ``fully_shard`` cast every gradient to the dtype of reductions, not only those that are added up."""
+
+    def wrap(inner: Any) -> Any:
+        def cast(self: FSDPParam, gradient: torch.Tensor) -> torch.Tensor:
+            found: torch.Tensor = inner(self, gradient.to(self.reduce_dtype or gradient.dtype))
+            return found
+
+        return cast
+
+    return exchanged(FSDPParam, "_get_grad_inner_tensor", wrap)
