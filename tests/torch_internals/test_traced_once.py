@@ -103,3 +103,14 @@ def test_what_a_decomposition_calls_is_traced_once() -> None:
     (known,) = traces_of_calls.values()
     inner = [key for key in known if isinstance(key[0], tuple)]
     assert torch.ops.aten.complex.default in {key[0][0] for key in inner}
+
+
+def test_a_composite_op_of_a_decomposition_comes_to_dtensor_as_it_is() -> None:
+    """Each rank shuffles other channels than the whole call does; DTensor refuses the reshape, and replicates first."""
+    clear_caches()
+    args = torch.rand(2, 6, 2, 2), 3
+    op = torch.ops.aten.channel_shuffle.default
+    asked = ClaimReader(op, args, {}, op(*args))
+    decided = {dim: asked.at(((Shard(dim),),), (2,)) for dim in range(4)}
+    claimed = {dim: one.outputs for dim, one in decided.items() if one is not None and one.inputs == ((Shard(dim),),)}
+    assert claimed == {dim: ((Shard(dim),),) for dim in (0, 2, 3)}

@@ -74,7 +74,8 @@ def traced_once(op: OpOverload, call: Hashable) -> Iterator[None]:
     """Let DTensor trace the decomposition of ``call``, a call of ``op``, once with each combination of placements.
 
     DTensor traces it with many combinations whenever it is asked about one. A trace is made on a mesh of one rank,
-    whatever mesh DTensor is asked about. The same holds for what the decomposition calls and is decomposed itself.
+    whatever mesh DTensor is asked about. The same holds for what the decomposition calls and is decomposed itself. In a
+    dispatch DTensor works below autograd, so that a composite op of the decomposition comes to it as it is.
     """
     strategy: Any = DTensor._op_dispatcher.sharding_propagator.decomp_strategy
     trace = cast(Callable[..., object], strategy._propagate_through_decomp)
@@ -93,7 +94,8 @@ def traced_once(op: OpOverload, call: Hashable) -> Iterator[None]:
         if key not in known:
             before, within = within, True
             try:
-                known[key] = trace(schema, placements, mesh)
+                with torch._C._AutoDispatchBelowAutograd():
+                    known[key] = trace(schema, placements, mesh)
             except _REFUSALS as error:
                 if type(error) not in _REFUSALS:
                     raise

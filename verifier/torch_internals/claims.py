@@ -148,7 +148,7 @@ class ClaimReader:
             free_rules_alone(self.op, lambda: self._is_written_to(schema)) if only_claims else contextlib.nullcontext()
         )
         try:
-            with self._without_dry_run(), traced_once(self.op, self._call), free, ended_rules(_LONGEST):
+            with self._without_dry_run(schema), traced_once(self.op, self._call), free, ended_rules(_LONGEST):
                 sharding = self._propagator.propagate_op_sharding_non_cached(schema)
         except RedistributesError:
             return None
@@ -391,9 +391,15 @@ class ClaimReader:
         )
 
     @contextlib.contextmanager
-    def _without_dry_run(self) -> Iterator[None]:
+    def _without_dry_run(self, schema: OpSchema) -> Iterator[None]:
+        """Give DTensor the results of the call of ``schema``; it works out those of what a decomposition calls."""
         propagator = self._propagator
-        propagator._propagate_tensor_meta_non_cached = lambda op_schema: self._result_meta  # type: ignore[method-assign]
+        dry_run = propagator._propagate_tensor_meta_non_cached
+
+        def known(asked: OpSchema) -> Any:
+            return self._result_meta if asked is schema else dry_run(asked)
+
+        propagator._propagate_tensor_meta_non_cached = known  # type: ignore[assignment, method-assign]
         try:
             yield
         finally:
