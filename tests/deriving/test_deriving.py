@@ -109,6 +109,7 @@ def test_what_only_infinities_and_nan_tell_is_derived_from_them_and_not_for_part
     calls, made = derivation(DeriveRequest(op, max_samples=2), Workshop(jobs=0))
     assert said(made) == {"S(d) -> S(d)"}
     assert not [inputs for call in calls for inputs in call.holding if any(p.is_partial() for p in inputs)]
+    assert 'float("nan")' in text_of_test(overload_named(op), calls, "module")
 
 
 def test_what_a_kernel_refuses_of_empty_ranks_is_derived_from_larger_extents() -> None:
