@@ -109,6 +109,22 @@ def test_what_only_infinities_and_nan_tell_is_derived_from_them_and_not_for_part
     calls, made = derivation(DeriveRequest(op, max_samples=2), Workshop(jobs=0))
     assert said(made) == {"S(d) -> S(d)"}
     assert not [inputs for call in calls for inputs in call.holding if any(p.is_partial() for p in inputs)]
+    assert 'float("nan")' in text_of_test(overload_named(op), calls, "module")
+
+
+def test_what_a_kernel_refuses_of_empty_ranks_is_derived_from_larger_extents() -> None:
+    """Two or four channels leave one of three ranks without any, which the kernel does not take."""
+    op = "aten.max_pool2d_with_indices.default"
+    calls, made = derivation(DeriveRequest(op, max_samples=1), Workshop(jobs=0))
+    assert (Shard(1),) in {inputs for call in calls for inputs in made.blocks.get(id(call), {})}
+    assert [rule.cut.text for rule in made.rules if rule.cut is not None] == ["1"]
+
+
+def test_draws_that_say_nothing_are_made_up_for() -> None:
+    """The signs of three determinants are often the same."""
+    calls, _ = derivation(DeriveRequest("aten._linalg_slogdet.default"), Workshop(jobs=0))
+    (batch,) = [call for call in calls if call.shapes == ((3, 5, 5),) and not call.rare]
+    assert batch.rules[Shard(0),] == (frozenset({Shard(0)}),) * 4
 
 
 @cache

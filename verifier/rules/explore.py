@@ -30,6 +30,8 @@ _MOST_HANDLED = 12
 _WIDE_DRAWS = 4
 _SPECIAL_KINDS = 6
 """Draws of special values, of which each has another kind."""
+_MOST_TIMES = 3
+"""So many times as many draws are made where too few say anything, if DTensor is asked nothing."""
 _SPECIAL_ROUNDS = 3
 """So often each kind is drawn where only special values tell anything."""
 
@@ -108,8 +110,9 @@ class Exploration(SampleOnMesh):
             tries = [one for one in tries if self._try(one)]
             for claim in self.other_claims:
                 self.try_claim(claim, None)
-        if options.blank and not any(one.told for one in tries):
-            tries = self._try_on_special(tries)
+        if options.blank:
+            told = any(one.told for one in tries)
+            tries = self._try_on_more(tries) if told else self._try_on_special(tries)
         self._keep(tries)
         self._try_wide(tries)
         if not ledger.products and self.size == 0:
@@ -199,6 +202,17 @@ class Exploration(SampleOnMesh):
     def _says_no_more(self, one: _Try) -> bool:
         """Return whether nobody claims a combination that was tried with empty results, as they are here, too."""
         return one.claim is None and one.empty and self.vacuous and not self.reference.others
+
+    def _try_on_more(self, tries: Sequence[_Try]) -> list[_Try]:
+        """Try on more draws what too few have told, as those of results that have the same sign everywhere."""
+        enough, draws = self.ledger.options.telling_draws, self.ledger.options.draws
+        kept = list(tries)
+        for number in range(draws, _MOST_TIMES * draws):
+            if all(one.told >= enough for one in kept):
+                break
+            if self.take_drawn(number) and self.telling and self.finite:
+                kept = [one for one in kept if one.told >= enough or self._try(one)]
+        return kept
 
     def _try_on_special(self, tries: Sequence[_Try]) -> list[_Try]:
         """Try what usual values do not tell, as those of ``isnan``, on special ones; they tell nothing of a Partial."""

@@ -17,7 +17,7 @@ from verifier.core.case import OpCase
 from verifier.core.ops import argument_names, resolve
 from verifier.deriving.learning.gradients import gradient_rules
 from verifier.placements.alphabet import Alphabet
-from verifier.rules.execute import Results
+from verifier.rules.execute import LocalCall, Results
 from verifier.rules.explore import Exploration
 from verifier.rules.ledger import Candidate, Ledger
 from verifier.rules.options import DRAWS_FOR_MISSING, SIZES_FOR_MISSING, CheckOptions, Position
@@ -191,7 +191,20 @@ _DIFFERENTIATING: Position = (1, 0, 0, 0)
 
 def _sizes(sample: Sample, options: CheckOptions) -> int:
     """Return at how many sizes a sample is to be tried: fewer sizes mean more draws at each."""
-    return 1 if is_rare(sample) else sum(sample.draw(size, 0) is not None for size in range(options.sizes)) or 1
+    return 1 if is_rare(sample) else sum(_runs_at(sample, size) for size in range(options.sizes)) or 1
+
+
+def _runs_at(sample: Sample, size: int) -> bool:
+    """Return whether there is a call of a size that the op takes: a square matrix has no extents that differ."""
+    case = sample.draw(size, 0)
+    if case is None or sample.claims_only:
+        return case is not None
+    try:
+        call = LocalCall(case)
+        call(call.tensors)
+    except CALL_ERRORS:
+        return False
+    return True
 
 
 def _of_sample(
@@ -287,10 +300,10 @@ def _is_borne_out(candidate: Candidate, options: CheckOptions, shapes: int) -> b
     )
 
 
-def leaves_open(call: CallEvidence) -> bool:
-    """Return whether some placements of the slots were not tried, or in too few draws."""
+def leaves_open(call: CallEvidence, most: float = math.inf) -> bool:
+    """Return whether some placements of the slots, of at most so many, were not tried, or in too few draws."""
     letters = [Alphabet().placements(len(shape), dtype) for shape, dtype in zip(call.shapes, call.dtypes, strict=True)]
-    return len(call.rules) < math.prod(map(len, letters))
+    return len(call.rules) < math.prod(map(len, letters)) <= most
 
 
 def slot_names(case: OpCase) -> list[str]:

@@ -24,6 +24,8 @@ __all__ = ["Gathered", "Listed", "SamplePool", "Samples", "Workshop"]
 
 _STALL_LIMIT = 120.0
 _BLOCKS: Position = (3, 0, 0, 0)
+_MOST_SIZES = 5
+"""At so many sizes calls are tried that leave placements open at fewer."""
 Gathered = tuple[CallEvidence, dict[Inputs, Blocks]]
 """What holds for a call, and what holds where shards begin at multiples of a block."""
 
@@ -178,7 +180,14 @@ class _Away:
 # ------------------------------------------------------------------------------------------------------ in the worker
 @lru_cache(maxsize=4)
 def _samples(pool: SamplePool) -> list[Sample]:
-    return [sample for target in pool.targets for sample in samples_of(target, pool.options) if sample.op == pool.op]
+    options = replace(pool.options, sizes=_MOST_SIZES)
+    return [sample for target in pool.targets for sample in samples_of(target, options) if sample.op == pool.op]
+
+
+def _with_more(call: CallEvidence, more: CallEvidence) -> CallEvidence:
+    """Return a call with what holds for it by other draws, and nothing is known of by its own."""
+    counts = (call.draws or more.draws, call.sizes or more.sizes)
+    return replace(call, rules={**more.holding, **call.rules}, draws=counts[0], sizes=counts[1])
 
 
 @dataclass(frozen=True)
@@ -204,7 +213,10 @@ class _Tasks:
         call = evidence_of(sample, check, gradients, self.enter, self.skip)
         if call is not None and not gradients and leaves_open(call):  # extents that leave a rank empty at most sizes
             whole = evidence_of(sample, replace(check, emptied=None), gradients, self.enter, self.skip)
-            call = call if whole is None else replace(call, rules={**whole.holding, **call.rules})
+            call = call if whole is None else _with_more(call, whole)
+            if not call.rare and leaves_open(call, check.cap):
+                more = evidence_of(sample, replace(check, sizes=_MOST_SIZES), gradients, self.enter, self.skip)
+                call = call if more is None else _with_more(call, more)
         if call is None or call.rare or not blocks or _BLOCKS in self.skip:
             return None if call is None else (call, {})
         with torch.no_grad():

@@ -12,6 +12,7 @@ from verifier.core.case import OpCase
 from verifier.deriving.learning.evidence import CallEvidence
 from verifier.deriving.writing.subject import Target, strategy_name
 from verifier.planning.own_samples import callable_of
+from verifier.rules.execute import CALL_ERRORS, LocalCall
 from verifier.torch_internals.names import OpOverload
 
 __all__ = ["text_of_test"]
@@ -92,17 +93,36 @@ def _imports_of_test(imports: Sequence[str], folder: Path) -> tuple[str, str]:
 
 
 def _arguments(case: OpCase, differentiable: bool) -> str:
-    args = ", ".join(_value(value, differentiable) for value in case.args)
-    kwargs = ", ".join(f"{name!r}: {_value(value, differentiable)}" for name, value in case.kwargs.items())
+    special = not differentiable and _says_nothing(case)
+    args = ", ".join(_value(value, differentiable, special) for value in case.args)
+    kwargs = ", ".join(f"{name!r}: {_value(value, differentiable, special)}" for name, value in case.kwargs.items())
     return f"({args}{',' if len(case.args) == 1 else ''}), {{{kwargs}}}"
 
 
-def _value(value: object, differentiable: bool) -> str:
+def _says_nothing(case: OpCase) -> bool:
+    """Return whether all results of a call are false everywhere for usual values, as those of ``isnan`` are."""
+    call = LocalCall(case)
+    usual = [
+        (torch.arange(t.numel()) % 7 - 3).to(t.dtype).reshape(t.shape) if t.is_floating_point() else t
+        for t in call.tensors
+    ]
+    try:
+        with torch.no_grad():
+            results = call(usual).tensors
+    except CALL_ERRORS:
+        return False
+    return all(result.dtype == torch.bool and not result.any() for result in results)
+
+
+def _value(value: object, differentiable: bool, special: bool) -> str:
     if isinstance(value, torch.Tensor):
+        if value.is_floating_point() and special:
+            values = 'torch.tensor([float("nan"), float("inf"), -float("inf"), 1.0])'
+            return f"{values}[torch.arange({value.numel()}) % 4].to({value.dtype}).reshape({list(value.shape)})"
         if value.is_floating_point():
             text = f"(torch.arange({value.numel()}) % 7 - 3).to({value.dtype}).reshape({list(value.shape)})"
             return f"{text}.requires_grad_()" if differentiable else text
         return f"torch.tensor({value.tolist()}, dtype={value.dtype})"
     if isinstance(value, list | tuple):
-        return f"[{', '.join(_value(one, differentiable) for one in value)}]"
+        return f"[{', '.join(_value(one, differentiable, special) for one in value)}]"
     return repr(value)
