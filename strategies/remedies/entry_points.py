@@ -420,6 +420,6 @@ REMEDIES = (
         "lay out an argument that is redistributed for an op as its strides say, from which those of the result are "
         "computed (OpDispatcher.redistribute_local_args in _dispatch.py)",
         orders_of_arguments_kept,
-        verdicts=_CRASH,
+        verdicts=_CRASH | VALUES,
     ),
 )

@@ -52,6 +52,19 @@ def _normalised(b: Building) -> None:
 
 
 @composite
+def _weight_normalised(b: Building) -> None:
+    """Weights of two and three dims that are split in norms and directions, along the first dim, the last or none."""
+    shape = b.pick((b.size(), b.size(), (*b.size(), 2)))
+    dim = b.pick((0, 0, len(shape) - 1))
+    sizes = [size if at == dim else 1 for at, size in enumerate(shape)]
+    if b.chance(0.3):
+        b.call("torch.norm_except_dim", b.positive(*shape), 2, b.pick((dim, -1)))
+    else:
+        b.call("torch._weight_norm", b.positive(*shape), b.floats(*sizes), dim)
+    b.rounds()
+
+
+@composite
 def _softmax(b: Building) -> None:
     path = b.pick(("softmax", "log_softmax", "softmin"))
     value = b.floats(2, *b.size())

@@ -113,11 +113,18 @@ def orders_of_arguments_kept() -> Iterator[None]:
         for at, (spec, old) in enumerate(zip(given.flat_args_schema, before, strict=True)):
             local = held[at]
             if isinstance(spec, DTensorSpec) and isinstance(local, torch.Tensor) and local is not old:
-                held[at] = _expanded(_laid_out(local, spec.stride), spec.stride)
+                held[at] = _expanded(_without_gaps(_laid_out(local, spec.stride)), spec.stride)
         given.local_args = tuple(held)
 
     with mock.patch.object(OpDispatcher, "redistribute_local_args", staticmethod(redistributed)):
         yield
+
+
+def _without_gaps(local: torch.Tensor) -> torch.Tensor:
+    """Return a tensor whose elements are neighbours in memory: a copy, if what is cut off from others has gaps."""
+    strides: Sequence[int] = local.stride()
+    order = sorted(range(local.ndim), key=lambda dim: -strides[dim])
+    return local.permute(order).contiguous().permute([order.index(dim) for dim in range(local.ndim)])
 
 
 def _expanded(local: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
