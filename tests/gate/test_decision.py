@@ -344,7 +344,7 @@ def test_json_says_the_same_and_does_not_depend_on_the_order_of_findings() -> No
     assert written == as_json(decide(a_run(*reversed(findings)), baseline, TODAY))
     content = json.loads(written)
     assert list(content)[:3] == ["format_version", "exit_status", "unverified"]
-    assert (content["format_version"], content["exit_status"]) == (6, 1)
+    assert (content["format_version"], content["exit_status"]) == (7, 1)
     assert [item["fingerprint"] for item in content["new"]] == ["a1", "b2"]
     assert content["untested"][0]["expires"] == "2026-05-21"
 

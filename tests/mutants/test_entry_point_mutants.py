@@ -74,11 +74,6 @@ CASES: dict[Callable[[], None], tuple[Callable[..., Any], tuple[object, ...], di
         ("torch.flip", [[0, 1]], [0, 1, 2], ""),
         {"x": NUMBERS, "y": NUMBERS},
     ),
-    entry_point_mutants.powers_doubled: (
-        memory_orders.differentiated,
-        ("torch.sum", [4, 2, 3], [1, 1]),
-        {"x": NUMBERS},
-    ),
     entry_point_mutants.images_copied_twice: (
         memory_orders.in_formats,
         ("torch.empty_like", [], [Shard(0)], [None]),
@@ -196,6 +191,12 @@ CASES: dict[Callable[[], None], tuple[Callable[..., Any], tuple[object, ...], di
         {"x": NUMBERS, "y": -NUMBERS},
     ),
     entry_point_mutants.checked_replicas_negated: (parallel.checked_on_submeshes, ("",), {"x": NUMBERS}),
+    # in each worker a mutant stays in force for those below it, many of which take powers
+    entry_point_mutants.powers_doubled: (
+        memory_orders.differentiated,
+        ("torch.sum", [4, 2, 3], [1, 1]),
+        {"x": NUMBERS},
+    ),
 }
 """For each mutant a program, its arguments and its tensors."""
 
