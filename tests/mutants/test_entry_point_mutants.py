@@ -94,6 +94,12 @@ CASES: dict[Callable[[], None], tuple[Callable[..., Any], tuple[object, ...], di
         ("redistribute", [Replicate()]),
         {"x": NUMBERS, "y": NUMBERS[:3].clone()},
     ),
+    # in each worker a mutant stays in force for those below it; those above take powers
+    entry_point_mutants.powers_doubled: (
+        memory_orders.differentiated,
+        ("torch.sum", [4, 2, 3], [1, 1]),
+        {"x": NUMBERS},
+    ),
     entry_point_mutants.outputs_exchanged: (
         entry_points.prepared,
         ("a tuple", {"output_layouts": [Shard(0)] * 2, "desired_output_layouts": [Replicate()] * 2}, 2),
@@ -191,12 +197,6 @@ CASES: dict[Callable[[], None], tuple[Callable[..., Any], tuple[object, ...], di
         {"x": NUMBERS, "y": -NUMBERS},
     ),
     entry_point_mutants.checked_replicas_negated: (parallel.checked_on_submeshes, ("",), {"x": NUMBERS}),
-    # in each worker a mutant stays in force for those below it, many of which take powers
-    entry_point_mutants.powers_doubled: (
-        memory_orders.differentiated,
-        ("torch.sum", [4, 2, 3], [1, 1]),
-        {"x": NUMBERS},
-    ),
 }
 """For each mutant a program, its arguments and its tensors."""
 
