@@ -45,8 +45,8 @@ def ended(
         before = children()
         with Command(words, folder, fresh=fresh) as command:
             wait_until(lambda: has_begun(folder, command, begun), begun)
+            wait_until(lambda: bool(children() - before - {command.pid}), "ranks or workers")
             below = children() - before - {command.pid}
-            assert below, "no ranks and no workers"
             if to_all:
                 for pid in below:
                     os.kill(pid, number)
