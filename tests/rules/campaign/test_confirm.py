@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from datetime import date
@@ -75,6 +76,51 @@ def test_a_product_of_a_wrong_rule_is_the_defect_of_that_rule() -> None:
     product = wrong("neg.default", "(S(1), P(sum))", "(S(0), P(sum))", SQUARE, ((Shard(1), Partial()),))
     first, second = fingerprints(ROWS, product)
     assert first == second
+
+
+CUT = wrong("neg.default", "(S(0), P(sum))", "(S(1), P(max))", SQUARE, ((Shard(0), Partial()),))
+
+
+def tried_on(mesh: MeshSpec, baseline: Baseline, products: Sequence[WrongRule]) -> int:
+    """Return how many trials on ``mesh`` it takes to confirm ROWS, and then ``products``."""
+    trials = []
+
+    def run(trial: Trial) -> Observation:
+        trials.append(trial.mesh)
+        return fails(trial)
+
+    confirmer = Confirmer(run, baseline, ["opinfo"])
+    (rows,) = confirmer.confirm([(ROWS, "opinfo")])
+    records = confirmer.confirm([(one, "opinfo") for one in products])
+    confirmer.settle()
+    assert all(record.fingerprint for record in (rows, *records))
+    assert sum(finding.occurrences for finding in confirmer.findings) == 1 + len(products)
+    return trials.count(mesh)
+
+
+def test_a_product_follows_from_a_rule_that_is_refuted_and_new() -> None:
+    assert not tried_on(SQUARE, Baseline(), [CUT])
+
+
+@pytest.mark.parametrize(
+    ("product", "known"),
+    [
+        (CUT, True),
+        (wrong("neg.default", "(S(1), P(sum))", "(S(1), P(max))", SQUARE, ((Shard(1), Partial()),)), False),
+        (wrong("neg.default", "(S(0), P(sum))", "(S(0), P(max))", SQUARE, ((Shard(0), Partial()),)), False),
+        (wrong("abs.default", "(S(0), P(sum))", "(S(1), P(max))", SQUARE, ((Shard(0), Partial()),)), False),
+        (replace(CUT, verdict=VerdictKind.WRONG_VALUE), False),
+        (replace(CUT, special=True), False),
+    ],
+    ids=["the rule is known", "another dim", "another result", "another op", "another verdict", "special values"],
+)
+def test_a_product_is_tried_where_no_new_rule_explains_it(product: WrongRule, known: bool) -> None:
+    (name,) = fingerprints(ROWS)
+    entry = BaselineEntry(
+        fingerprint=name, op="aten.neg.default", family="opinfo", verdict="CRASH", rule="", mesh="2", summary="",
+        reason="a test", torch=("2.13.0",), expires=date.max, replay=msgspec.json.encode(ROWS.trial).decode(),
+    )  # fmt: skip
+    assert tried_on(SQUARE, Baseline((entry,) if known else ()), [product])
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -15,6 +15,7 @@ from torch.distributed.tensor import Replicate
 from verifier.core.case import IN_INFERENCE_MODE, MeshSpec, Trial
 from verifier.core.observation import Observation
 from verifier.core.ops import resolve
+from verifier.core.placement_text import split_placements
 from verifier.core.verdict import CLASSES, Phase, Verdict, VerdictKind
 from verifier.findings.attribution import Attribution, passed_again, unmended
 from verifier.findings.failures import Failure, Runner, first_error
@@ -46,7 +47,7 @@ from verifier.rules.campaign.agreement import error_text, rule_of_any_call, show
 from verifier.rules.campaign.collect import wrong_record
 from verifier.rules.campaign.defects import base_op, class_of, defect_key
 from verifier.rules.campaign.outcomes import Outcomes
-from verifier.rules.results import WrongRule
+from verifier.rules.results import Rule, WrongRule
 from verifier.torch_internals.names import OpOverload
 from verifier.torch_internals.ops import is_composite
 
@@ -86,6 +87,16 @@ class _Defect:
     """More counterexamples of the rules, from other calls."""
     occurrences: int = 0
     also: dict[str, None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Refuted:
+    """A rule that real processes have refuted, its placements by mesh dim, and the finding that it belongs to."""
+
+    rule: Rule
+    columns: Counter[tuple[str, ...]]
+    mesh_dims: int
+    name: str
 
 
 class Confirmer:
@@ -142,6 +153,8 @@ class Confirmer:
         """What mended the last wrong rule with a key that anything mended."""
         self._unexplained: set[str] = set()
         """Keys of wrong rules of which one was mended by nothing."""
+        self._refuted: dict[tuple[str, VerdictKind], list[_Refuted]] = defaultdict(list)
+        """The rules that real processes have refuted and nothing known explains, by op and verdict."""
 
     def replay_known(self, ops: set[str], meshes: Collection[MeshSpec] = ()) -> None:
         """Run the baseline's entries again whose op is among ``ops``, to see which still fail.
@@ -178,15 +191,37 @@ class Confirmer:
     def confirm(self, wrongs: Sequence[tuple[WrongRule, str]]) -> list[WrongRuleRecord]:
         """Return the record of each wrong rule, which says whether real processes show it as well.
 
-        Findings are filed under the family beside the rule. Rules of one mesh dim come before the products that they
-        make wrong. The records do not depend on the number of lanes.
+        Findings are filed under the family beside the rule. A product of rules is not tried if an earlier call has
+        shown that one of them is wrong by itself and new: it is wrong for as long as that rule is. So rules of one mesh
+        dim come in a call before their products. The records do not depend on the number of lanes.
         """
-        rules = [wrong for wrong, _ in wrongs]
+        follows = [self._follows(wrong) for wrong, _ in wrongs]
+        rules = [wrong for (wrong, _), refuted in zip(wrongs, follows, strict=True) if refuted is None]
         if self._lanes is None:
-            attempts = [self._attempts(self.run, wrong) for wrong in rules]
+            attempts = iter([self._attempts(self.run, wrong) for wrong in rules])
         else:
-            attempts = self._lanes.map(self._attempts, rules)
-        return [self._confirm(wrong, family, tried) for (wrong, family), tried in zip(wrongs, attempts, strict=True)]
+            attempts = iter(self._lanes.map(self._attempts, rules))
+        return [
+            self._confirm(wrong, family, next(attempts)) if refuted is None else self._implied(wrong, refuted)
+            for (wrong, family), refuted in zip(wrongs, follows, strict=True)
+        ]
+
+    def _follows(self, wrong: WrongRule) -> _Refuted | None:
+        """Return the rule of fewer mesh dims that makes a product wrong; None if no such rule has been refuted."""
+        if not _is_plain(wrong):
+            return None
+        dims, columns = load_trial(wrong.trial).mesh.ndim, _columns(wrong)
+        for one in self._refuted[wrong.rule.op, wrong.verdict]:
+            if one.mesh_dims < dims and one.columns and one.columns <= columns:
+                return one
+        return None
+
+    def _implied(self, wrong: WrongRule, refuted: _Refuted) -> WrongRuleRecord:
+        """Return the record of a product that is wrong because a rule in it is."""
+        defect = self._defects[refuted.name]
+        defect.occurrences += wrong.draws
+        defect.also[f"{wrong.rule} on mesh {wrong.mesh}"] = None
+        return wrong_record(wrong, ConfirmationRecord(NOT_TRIED, why=f"{refuted.rule} is wrong"), refuted.name, False)
 
     def _attempts(self, run: Runner, wrong: WrongRule, most: int = ATTEMPTS) -> list[Failure]:
         """Return the outcomes of the attempts to show a wrong rule, up to and including the first that shows it."""
@@ -335,6 +370,9 @@ class Confirmer:
         defect.occurrences += wrong.draws
         defect.also[f"{wrong.rule} on mesh {wrong.mesh}"] = None
         defect.others += [other for other in wrong.others if other.verdict is wrong.verdict]
+        if self.baseline.get(name) is None and _is_plain(wrong):
+            refuted = _Refuted(wrong.rule, _columns(wrong), failure.trial.mesh.ndim, name)
+            self._refuted[wrong.rule.op, wrong.verdict].append(refuted)
         return wrong_record(wrong, confirmed, name, self.baseline.get(name) is not None)
 
     def _name(self, wrong: WrongRule, failure: Failure) -> str:
@@ -440,6 +478,22 @@ def _ways(trial: Trial) -> list[Trial]:
 
 def _on_gloo(trial: Trial) -> Trial:
     return replace(trial, mesh=replace(trial.mesh, backend="gloo"))
+
+
+def _is_plain(wrong: WrongRule) -> bool:
+    """Return whether it is the claim itself that is wrong, for ordinary values and without any call before."""
+    return not (wrong.fails or wrong.special or wrong.left_out or wrong.writes)
+
+
+def _columns(wrong: WrongRule) -> Counter[tuple[str, ...]]:
+    """Return for each mesh dim on which not everything is replicated the placements of all tensors there.
+
+    What has no placement for each mesh dim, such as the None of an optional result, is the same on all of them.
+    """
+    dims = load_trial(wrong.trial).mesh.ndim
+    rows = [split_placements(text) for text in (*wrong.rule.inputs, *wrong.rule.outputs)]
+    columns = zip(*(row if len(row) == dims else (str(row),) * dims for row in rows), strict=True)
+    return Counter(column for column in columns if set(column) != {"R"})
 
 
 def _size(wrong: WrongRule, failure: Failure) -> tuple[int, int, int]:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 
-from verifier.core.case import Trial
+from verifier.core.case import MeshSpec, Trial
 from verifier.core.interrupts import RunInterrupted, note_arrival, one_interrupt_at_a_time, raise_lost_interrupt
 from verifier.core.observation import Observation
 from verifier.core.verdict import VerdictKind
@@ -181,7 +181,7 @@ class _RulesRun:
         tried = {report.op for op in self.ops for report in op.reports}
         header = self.plan.header
         wrong = [wrong_rules(op.reports) for op in self.ops]
-        most = min(self.plan.jobs, len(os.sched_getaffinity(0)), max(map(len, self._by_dims(wrong))))
+        most = min(self.plan.jobs, len(os.sched_getaffinity(0)), max(map(len, self._by_dims(wrong)), default=0))
         imports, seeds = tuple(header.imports), self._hash_seeds(tried)
         starter, hangs = Starter(imports, hash_seeds=seeds), Hangs() if imports else None
 
@@ -240,10 +240,13 @@ class _RulesRun:
         return 1 if ops.isdisjoint(disagree) else None
 
     @staticmethod
-    def _by_dims(wrong: Sequence[Sequence[WrongRule]]) -> tuple[list[tuple[int, WrongRule]], ...]:
-        """Return the wrong rules with the numbers of their targets: those of one mesh dim, then products."""
-        every = [(number, one) for number, found in enumerate(wrong) for one in found]
-        return [each for each in every if "x" not in each[1].mesh], [each for each in every if "x" in each[1].mesh]
+    def _by_dims(wrong: Sequence[Sequence[WrongRule]]) -> list[list[tuple[int, WrongRule]]]:
+        """Return the wrong rules with the numbers of their targets: those of one mesh dim, then products of two."""
+        parts: dict[int, list[tuple[int, WrongRule]]] = defaultdict(list)
+        for number, found in enumerate(wrong):
+            for one in found:
+                parts[MeshSpec.parse(one.mesh).ndim].append((number, one))
+        return [parts[dims] for dims in sorted(parts)]
 
     def _withdrawn(self, record: WrongRuleRecord) -> WrongRuleRecord:
         """Return the record without its accusation, if the script of its finding does not show the defect.
