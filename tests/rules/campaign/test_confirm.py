@@ -78,6 +78,19 @@ def test_a_product_of_a_wrong_rule_is_the_defect_of_that_rule() -> None:
     assert first == second
 
 
+def test_no_further_split_of_a_trial_is_tried_that_is_too_slow() -> None:
+    trials = []
+
+    def slow(trial: Trial) -> Observation:
+        trials.append(trial)
+        return Observation(trial, Fate.SLOW, (None, None))
+
+    (record,) = Confirmer(slow, Baseline(), ["opinfo"]).confirm([(ROWS, "opinfo")])
+    assert len(trials) == 1
+    assert record.confirmed.unsure
+    assert "slow" in record.confirmed.why
+
+
 CUT = wrong("neg.default", "(S(0), P(sum))", "(S(1), P(max))", SQUARE, ((Shard(0), Partial()),))
 
 

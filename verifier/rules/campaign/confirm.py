@@ -13,7 +13,7 @@ from itertools import islice
 from torch.distributed.tensor import Replicate
 
 from verifier.core.case import IN_INFERENCE_MODE, MeshSpec, Trial
-from verifier.core.observation import Observation
+from verifier.core.observation import Fate, Observation
 from verifier.core.ops import resolve
 from verifier.core.placement_text import split_placements
 from verifier.core.verdict import CLASSES, Phase, Verdict, VerdictKind
@@ -224,13 +224,18 @@ class Confirmer:
         return wrong_record(wrong, ConfirmationRecord(NOT_TRIED, why=f"{refuted.rule} is wrong"), refuted.name, False)
 
     def _attempts(self, run: Runner, wrong: WrongRule, most: int = ATTEMPTS) -> list[Failure]:
-        """Return the outcomes of the attempts to show a wrong rule, up to and including the first that shows it."""
+        """Return the outcomes of the attempts to show a wrong rule, up to and including the first that shows it.
+
+        Another split takes no less time, so that none follows a trial that was too slow.
+        """
         tried: list[Failure] = []
         for trial in _ways(_on_gloo(load_trial(wrong.trial))):
             for attempt in range(most):
                 tried.append(self._outcome(run, replace(trial, seed=trial.seed + 7919 * attempt)))
                 if shows(wrong, tried[-1]):
                     return tried
+                if tried[-1].observation.fate is Fate.SLOW:
+                    break
         return tried
 
     def _confirm(self, wrong: WrongRule, family: str, tried: Sequence[Failure]) -> WrongRuleRecord:
