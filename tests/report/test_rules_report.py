@@ -79,6 +79,30 @@ def test_commands_that_run_a_wrong_rule_again_import_what_its_run_did() -> None:
     assert f"reproduce: <code>python -m verifier replay 5eed5eed01{options}" in html_escaping.unescape(render_html(run))
 
 
+def test_products_that_follow_from_a_wrong_rule_are_counted_and_not_annotated() -> None:
+    products = [
+        make_wrong_rule(mesh=mesh, input_placements=[both], output_placements=[both],
+                        confirmed=ConfirmationRecord("not tried", why="aten.renorm.default: S(0) -> S(0) is wrong"))
+        for mesh, both in (("2x2", "(R, S(0))"), ("2x3", "(S(0), R)"))
+    ]  # fmt: skip
+    op = make_op_rules(wrong=[make_wrong_rule(), *products])
+    first, *lines = op_lines("renorm", op)
+    assert first.split()[3] == "3"
+    folded_line = (
+        "  5eed5eed01 makes 2 products wrong as well: (R, S(0)) -> (R, S(0)) on mesh 2x2, and 1 more in run.json"
+    )
+    assert lines[4:5] == [folded_line]
+    assert not any("not tried" in line for line in lines)
+    run = make_rules_run()
+    run.rules = make_rules(ops={"renorm": op})
+    assert sum("wrong rule in" in line for line in github_lines(run)) == 1
+    assert "found at level 1, confirmed on gloo, 2 ranks" in str(github_lines(run))
+    page = html_escaping.unescape(render_html(run))
+    assert "2 products of these rules on several mesh dims, wrong as well" in page
+    assert "found at level 1, not tried: aten.renorm.default: S(0) -> S(0) is wrong" in page
+    assert len(quiet_lines(run.rules)) == 1 + 4
+
+
 def test_known_wrong_rule_is_one_line_and_an_unconfirmed_one_accuses_nobody() -> None:
     unsure = make_wrong_rule("", confirmed=ConfirmationRecord("unconfirmed", why="gloo cannot run it"))
     first, *lines = op_lines("renorm", make_op_rules(wrong=[make_wrong_rule(known=True)], unconfirmed=[unsure]))

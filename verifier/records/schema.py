@@ -341,6 +341,11 @@ class WrongRuleRecord:
     draws: int
     fails: bool = False
 
+    @property
+    def follows(self) -> bool:
+        """Whether it was not tried because another rule of its finding, which was, makes it wrong."""
+        return bool(self.fingerprint) and self.confirmed.status == NOT_TRIED
+
 
 @dataclass
 class MissingRuleRecord:

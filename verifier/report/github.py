@@ -40,7 +40,8 @@ def github_lines(
         return []
     ops, imports, at = run.rules.ops.values(), run.header.imports, {**_recorded_places(run), **(places or {})}
     lines = [github_command("error", "the verifier itself failed", error) for error in run.tool_errors]
-    wrong = {_identity(rule): rule for op in ops for rule in op.wrong if not rule.known}.values()
+    new = [rule for op in ops for rule in op.wrong if not rule.known and not rule.follows]
+    wrong = {_identity(rule): rule for rule in new}.values()
     lines += [
         github_command("error", f"wrong rule in {rule.op}", _wrong_text(rule, imports, folder), at.get(rule.op))
         for rule in wrong

@@ -128,9 +128,9 @@ def header_line() -> str:
 def op_lines(name: str, op: OpRulesRecord, imports: Sequence[str] = (), folder: Path = DEFAULT_REPORTS) -> list[str]:
     """Return the lines of one op: numbers and why not more was tested, then its rules, indented.
 
-    New wrong rules are shown in full. Known wrong rules take a line each, and so do missing rules up to a limit, folded
-    by dims and overloads. 0 is shown as a dash. ``imports`` are the imports of the run, which a replay needs; the run
-    is recorded in ``folder``.
+    New wrong rules are shown in full, and those that follow from them are counted. Known wrong rules take a line each,
+    and so do missing rules up to a limit, folded by dims and overloads. 0 is shown as a dash. ``imports`` are the
+    imports of the run, which a replay needs; the run is recorded in ``folder``.
     """
     numbers = (op.combinations, len(op.confirmed), len(op.wrong), len(op.missing), sum(op.untested.values()))
     texts = [*(f"{number:,}" if number else "-" for number in numbers), f"{op.seconds:.2f}"]
@@ -140,7 +140,9 @@ def op_lines(name: str, op: OpRulesRecord, imports: Sequence[str] = (), folder: 
     lines = [f"{row}  {'; '.join(_notes(op))}".rstrip()]
     lines += [f"  died: {_flat(text)}" for text in op.died]
     for rule in op.wrong:
-        lines += [_known_line(rule)] if rule.known else _wrong_lines(rule, imports, folder)
+        if not rule.follows:
+            lines += [_known_line(rule)] if rule.known else _wrong_lines(rule, imports, folder)
+    lines += _following_lines(op.wrong)
     for rule in op.unconfirmed[:_MOST_UNCONFIRMED]:
         lines += _wrong_lines(rule, imports, folder)
     if len(op.unconfirmed) > _MOST_UNCONFIRMED:
@@ -187,6 +189,19 @@ def _wrong_lines(rule: WrongRuleRecord, imports: Sequence[str], folder: Path) ->
     return lines
 
 
+def _following_lines(wrong: Iterable[WrongRuleRecord]) -> list[str]:
+    """Return a line for each finding from which other rules follow: how many, and the first of them."""
+    by_finding: dict[str, list[WrongRuleRecord]] = {}
+    for rule in wrong:
+        if rule.follows:
+            by_finding.setdefault(rule.fingerprint, []).append(rule)
+    return [
+        f"  {name} makes {plural(len(rules), 'product')} wrong as well: {rule_text(rules[0])} on mesh {rules[0].mesh}"
+        + (f", and {len(rules) - 1:,} more in run.json" if len(rules) > 1 else "")
+        for name, rules in by_finding.items()
+    ]
+
+
 def _known_line(rule: WrongRuleRecord) -> str:
     return f"  known {rule.fingerprint} {rule.verdict} in {state_text(rule)}: {first_line(rule.message)}"
 
@@ -214,7 +229,7 @@ def quiet_lines(rules: RulesRecord, imports: Sequence[str] = (), folder: Path = 
         (sum(len(op.missing) for op in ops), "missing"),
     )
     new = [rule for op in ops for rule in op.wrong if not rule.known]
-    lines = [line for rule in new for line in _wrong_lines(rule, imports, folder)]
+    lines = [line for rule in new if not rule.follows for line in _wrong_lines(rule, imports, folder)]
     return [*lines, f"{plural(len(ops), 'op')}: " + ", ".join(f"{count:,} {what}" for count, what in counts)]
 
 
