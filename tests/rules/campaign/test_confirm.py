@@ -332,8 +332,11 @@ def test_what_passes_alone_is_tried_after_another_call_of_a_strategy_of_ones_own
     assert record.confirmed.status == (CONFIRMED if found else UNCONFIRMED)
 
 
-@pytest.mark.parametrize(("op", "whole"), [("matmul.default", True), ("mm.default", False)])
-def test_a_rule_of_a_composite_op_is_shown_in_inference_mode(op: str, whole: bool) -> None:
+@pytest.mark.parametrize(
+    ("op", "own", "whole"),
+    [("matmul.default", "", True), ("mm.default", "", False), ("mm.default", "aten.mm.default", True)],
+)
+def test_a_rule_of_a_composite_op_or_of_the_users_is_shown_in_inference_mode(op: str, own: str, whole: bool) -> None:
     tried: list[bool] = []
 
     def run(trial: Trial) -> Observation:
@@ -344,9 +347,38 @@ def test_a_rule_of_a_composite_op_is_shown_in_inference_mode(op: str, whole: boo
     case = OpCase(f"aten.{op}", f"torch.ops.aten.{op}", (torch.ones(4, 4), torch.ones(4, 4)), family="opinfo")
     trial = trial_record(Trial(case, FLAT, ((Shard(0),), (Replicate(),))))
     accused = replace(wrong(op, "S(0), R", "S(1)", FLAT, ((Shard(0),),)), trial=trial)
-    confirmer = Confirmer(run, Baseline(), ["opinfo"])
+    confirmer = Confirmer(run, Baseline(), ["opinfo"], own_rules=[own] if own else [])
     (record,) = confirmer.confirm([(accused, "opinfo")])
     assert bool(record.fingerprint) == (True in tried) == whole
+
+
+def test_few_rules_of_an_op_are_tried_after_other_calls() -> None:
+    trials = []
+
+    def alone(trial: Trial) -> Observation:
+        trials.append(trial)
+        return Observation(trial, Fate.COMPLETED, tuple(ProcessReport((rank,), Phase.DONE) for rank in (0, 1)))
+
+    x = torch.arange(16.0).reshape(4, 4)
+    case = OpCase("aten.flip.default", "torch.ops.aten.flip.default", (x, [0]), family="opinfo")
+
+    def fresh_trials(rules: int) -> int:
+        trials.clear()
+        accused = replace(
+            ROWS, rule=Rule(case.op, ("S(0)",), ("S(0)",)), trial=trial_record(Trial(case, FLAT, ((Shard(0),),)))
+        )
+        ran = Observation(
+            Trial(case, FLAT, ((Shard(0),),)),
+            Fate.COMPLETED,
+            tuple(ProcessReport((rank,), Phase.DONE) for rank in (0, 1)),
+        )
+        confirmer = Confirmer(
+            lambda trial: replace(ran, trial=trial), Baseline(), ["opinfo"], own_rules=[case.op], afresh=alone
+        )
+        confirmer.confirm([(accused, "opinfo")] * rules)
+        return len(trials)
+
+    assert 0 < fresh_trials(1) < fresh_trials(4) == fresh_trials(9)
 
 
 def test_records_and_findings_do_not_depend_on_the_number_of_lanes() -> None:

@@ -12,7 +12,7 @@ from itertools import islice
 
 from torch.distributed.tensor import Replicate
 
-from verifier.core.case import IN_INFERENCE_MODE, MeshSpec, Trial
+from verifier.core.case import IN_INFERENCE_MODE, MeshSpec, OpCase, Trial
 from verifier.core.observation import Fate, Observation
 from verifier.core.ops import resolve
 from verifier.core.placement_text import split_placements
@@ -64,6 +64,8 @@ OTHER_ATTEMPTS = 4
 """Splits to try of each further counterexample, if the smallest one is not shown."""
 STALE_ATTEMPTS = 3
 """Splits to try of each stale decision; there may be many, and most do no harm."""
+_RULES_AFTER_CALLS = 4
+"""So many rules of an op are tried after other calls: what a strategy keeps rarely concerns one rule alone."""
 _CALLS_BEFORE = 8
 """So many other calls are made before one that passes alone, each on ranks of its own."""
 
@@ -153,6 +155,7 @@ class Confirmer:
         """What mended the last wrong rule with a key that anything mended."""
         self._unexplained: set[str] = set()
         """Keys of wrong rules of which one was mended by nothing."""
+        self._tried_after_calls: Counter[str] = Counter()
         self._refuted: dict[tuple[str, VerdictKind], list[_Refuted]] = defaultdict(list)
         """The rules that real processes have refuted and nothing known explains, by op and verdict."""
 
@@ -229,7 +232,7 @@ class Confirmer:
         Another split takes no less time, so that none follows a trial that was too slow.
         """
         tried: list[Failure] = []
-        for trial in _ways(_on_gloo(load_trial(wrong.trial))):
+        for trial in self._ways(_on_gloo(load_trial(wrong.trial))):
             for attempt in range(most):
                 tried.append(self._outcome(run, replace(trial, seed=trial.seed + 7919 * attempt)))
                 if shows(wrong, tried[-1]):
@@ -238,6 +241,15 @@ class Confirmer:
                     break
         return tried
 
+    def _ways(self, trial: Trial) -> list[Trial]:
+        """Return a trial, and where it may differ the same in inference mode, which records no gradients, like level 1.
+
+        Autograd decomposes a composite op before DTensor sees it. A strategy of the user's may ask for the mode.
+        """
+        if not (_is_composite(trial.case) or trial.case.op in self.own_rules):
+            return [trial]
+        return [trial, replace(trial, case=replace(trial.case, tags=trial.case.tags | {IN_INFERENCE_MODE}))]
+
     def _confirm(self, wrong: WrongRule, family: str, tried: Sequence[Failure]) -> WrongRuleRecord:
         for failure in tried:
             self._note_error(failure)
@@ -245,6 +257,8 @@ class Confirmer:
         ranks = failure.trial.mesh.world_size
         if shows(wrong, failure):
             return self._accuse(wrong, family, failure, self._confirmation(failure))
+        if not _is_composite(failure.trial.case):
+            failure = [one for one in tried if not one.trial.case.in_inference_mode][-1]
         for other in wrong.others:
             if (shown := self._shown(other)) is not None:
                 return self._accuse(replace(other, draws=wrong.draws), family, shown, self._confirmation(shown))
@@ -278,7 +292,11 @@ class Confirmer:
         At level 1 many calls come before it. A strategy that keeps something of its own answers what it answered then.
         """
         trial = failure.trial
-        if self._afresh is None or wrong.rule.op not in self.own_rules or failure.verdict.kind is not VerdictKind.PASS:
+        op = wrong.rule.op
+        if self._afresh is None or op not in self.own_rules or failure.verdict.kind is not VerdictKind.PASS:
+            return None
+        self._tried_after_calls[op] += 1
+        if self._tried_after_calls[op] > _RULES_AFTER_CALLS:
             return None
         for again in islice(second_calls(trial.case), _CALLS_BEFORE):
             both, *controls = (replace(trial, case=one) for one in (again.program, *again.controls))
@@ -472,13 +490,9 @@ class Confirmer:
         return ConfirmationRecord(CONFIRMED, "gloo", failure.trial.mesh.world_size, earlier and f"in run {earlier}")
 
 
-def _ways(trial: Trial) -> list[Trial]:
-    """Return a trial, and for a composite op the same in inference mode: else autograd decomposes it before DTensor."""
-    case = trial.case
+def _is_composite(case: OpCase) -> bool:
     op = resolve(case.call)
-    if not (isinstance(op, OpOverload) and is_composite(op)):
-        return [trial]
-    return [trial, replace(trial, case=replace(case, tags=case.tags | {IN_INFERENCE_MODE}))]
+    return isinstance(op, OpOverload) and is_composite(op)
 
 
 def _on_gloo(trial: Trial) -> Trial:
