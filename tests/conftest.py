@@ -27,6 +27,8 @@ from verifier.processes.forks import FORKS, shared_servers
 from verifier.torch_internals.caches import clear_caches
 from verifier.torch_internals.registries import keys_of_rules, registries_of_rules
 
+gc.disable()  # until all tests are loaded: a collection would find nothing, and they take a third of the time
+
 _PLUGIN = "verifier.pytest_plugin"
 _installed = any(entry_point.value == _PLUGIN for entry_point in entry_points(group="pytest11"))
 pytest_plugins = ["pytester"] if _installed else ["pytester", _PLUGIN]
@@ -90,7 +92,10 @@ def pytest_configure(config: pytest.Config) -> None:
     config.add_cleanup(servers.close)
 
 
-def pytest_collection_finish() -> None:
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop() -> None:
+    """Let collections of garbage begin, also in the process that hands out tests, which collects none itself."""
+    gc.enable()
     gc.collect()
     gc.freeze()  # otherwise each full collection would look through torch and the tests
     gc.set_threshold(10_000, 20, 20)  # the usual thresholds cost a twentieth of a test's time

@@ -9,7 +9,7 @@ import torch
 
 from strategies.opinfo.calls.by_op import registered_of
 from strategies.opinfo.handmade import NO_CALLS
-from strategies.opinfo.source import OpInfoSource
+from strategies.opinfo.source import SCANNED, OpInfoSource
 from verifier.rules.samples import SampleOptions
 from verifier.torch_internals.ops import registered_overloads
 
@@ -30,16 +30,15 @@ class Coverage:
 
 
 def coverage(patterns: Sequence[str] = ()) -> Coverage:
-    """Return the coverage at one size and with few samples; all ops take about 15 s.
+    """Return the coverage at one size and with few samples; all ops take about 8 s.
 
-    One sample shows most overloads to be tested, and more are drawn only of ops of which it does not.
+    One of few samples shows most overloads to be tested, and more are drawn only of ops of which it does not.
     """
-    source = OpInfoSource()
     registered = {str(op) for op in registered_overloads()}
     tested: set[str] = set()
     reasons: dict[str, str] = {}
-    targets = source.select(patterns)
-    for most in (1, 4):
+    targets = OpInfoSource().select(patterns)
+    for source, most in ((OpInfoSource(most=SCANNED), 1), (OpInfoSource(), 4)):
         options, left = SampleOptions(sizes=1, max_samples=most, rare=False), []
         for target in targets:
             seen = {target.overload} if target.overload else {str(op) for op in registered_of().get(target.name, ())}

@@ -14,7 +14,7 @@ import torch
 import strategies.opinfo.second_calls  # noqa: F401 - declares the second calls of an op
 from strategies.opinfo.calls.by_op import Row, Template, registered_of, wanted
 from strategies.opinfo.calls.call import attempt, quiet
-from strategies.opinfo.calls.capture import captured, entries_of, hidden, sharded
+from strategies.opinfo.calls.capture import MOST_CAPTURED, captured, entries_of, hidden, sharded
 from strategies.opinfo.calls.op_names import home_rows, owners, row_names
 from strategies.opinfo.calls.providers import PROVIDERS, is_known
 from strategies.opinfo.handmade import NO_CALLS, handmade_of_row, handmade_overloads, handmade_samples
@@ -31,9 +31,10 @@ from verifier.torch_internals.names import OpOverload
 from verifier.torch_internals.ops import cache_by_rules, registered_overloads
 from verifier.torch_internals.registries import is_registered_by_user
 
-__all__ = ["SOURCE", "OpInfoSource"]
+__all__ = ["SCANNED", "SOURCE", "OpInfoSource"]
 
-_SCANNED = 16  # samples of each OpInfo, evenly spaced: enough to find the overloads that it dispatches to
+SCANNED = 16
+"""So many samples of each OpInfo, evenly spaced, are enough to find the overloads that it dispatches to."""
 _PROVIDERS = 3  # OpInfos from which calls of a helper op are taken, if the helper has no OpInfo
 _SPELLINGS_OF_ONE = 6
 _TRIES_OF_ONE_CLASS = 40
@@ -42,9 +43,16 @@ _TRIES_OF_ONE_CLASS = 40
 
 @dataclass(frozen=True)
 class OpInfoSource:
-    """Draws the aten calls that OpInfo samples dispatch; see :class:`verifier.rules.samples.SampleSource`."""
+    """Draws the aten calls that OpInfo samples dispatch; see :class:`verifier.rules.samples.SampleSource`.
+
+    Parameters
+    ----------
+    most
+        Of so many samples of each OpInfo calls are captured.
+    """
 
     name: str = "opinfo"
+    most: int = MOST_CAPTURED
 
     @staticmethod
     def load() -> None:
@@ -83,7 +91,7 @@ class OpInfoSource:
         """Yield the samples of ``target``, in the same order at each call."""
         if target.overload is None:
             registered = registered_of().get(target.name, ())
-            yield from _row_samples(Row(target.name, options), registered, options)
+            yield from _row_samples(Row(target.name, options, most=self.most), registered, options)
             for each in registered:
                 yield from handmade_samples(str(each), options)
             yield from handmade_of_row(target.name, options)
@@ -94,12 +102,12 @@ class OpInfoSource:
         yield from handmade_samples(target.overload, options)
         found = target.overload in NO_CALLS or target.overload in handmade_overloads()
         for row in home_rows(op):
-            for sample in _row_samples(Row(row, options, op), (op,), options, op):
+            for sample in _row_samples(Row(row, options, op, self.most), (op,), options, op):
                 found = True
                 yield sample
         if not found:
             for row in (_providers(op) or _dispatching(op))[:_PROVIDERS]:
-                yield from _row_samples(Row(row, options, op), (op,), options, op)
+                yield from _row_samples(Row(row, options, op, self.most), (op,), options, op)
 
     def _target(self, name: str) -> Target:
         return Target(name, self.name, name if _is_overload(name) else None)
@@ -168,7 +176,7 @@ def _reached() -> dict[str, frozenset[OpOverload]]:
 def _reached_by(row: str) -> frozenset[OpOverload]:
     composite = any(hidden(op) for op in registered_of().get(row, ()))
     calls = (
-        captured(entry, torch.float64, size=0, seed=0, wanted=wanted, composite=composite, most=_SCANNED)
+        captured(entry, torch.float64, size=0, seed=0, wanted=wanted, composite=composite, most=SCANNED)
         for _, entry in entries_of(row)
     )
     return frozenset(call.op for made in calls for each in made.values() for call in each)
@@ -191,7 +199,7 @@ def _dispatched() -> dict[str, frozenset[OpOverload]]:
         row: frozenset(
             call.op
             for _, entry in entries_of(row)
-            for made in captured(entry, torch.float64, size=0, seed=0, wanted=lambda op: True, most=_SCANNED).values()
+            for made in captured(entry, torch.float64, size=0, seed=0, wanted=lambda op: True, most=SCANNED).values()
             for call in made
         )
         for row in row_names()

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from strategies.opinfo.calls.call import Call, attempt, quiet
-from strategies.opinfo.calls.capture import Origin, captured, entries_of, hidden, sharded
+from strategies.opinfo.calls.capture import MOST_CAPTURED, Origin, captured, entries_of, hidden, sharded
 from strategies.opinfo.calls.op_facts import EVEN_SIZE, KEEP_VALUES, REGENERATIONS, SIZES, SKEWED
 from strategies.opinfo.calls.op_names import base_of, home_rows, owners
 from strategies.opinfo.samples.derived_overloads import families_with_rule, family, is_sibling
@@ -52,10 +52,14 @@ class Row:
         How calls are drawn.
     overload
         If given, take only calls of this overload and its siblings, whatever row they belong to.
+    most
+        Of so many samples of each OpInfo calls are captured.
     """
 
-    def __init__(self, name: str, options: SampleOptions, overload: OpOverload | None = None) -> None:
-        self.name, self.options, self.overload = name, options, overload
+    def __init__(
+        self, name: str, options: SampleOptions, overload: OpOverload | None = None, most: int = MOST_CAPTURED
+    ) -> None:
+        self.name, self.options, self.overload, self._most = name, options, overload, most
         self.generator = torch.Generator()
         self._composite = name in _composite_rows()
         self._later: dict[tuple[int, int, int], dict[int, list[Call]]] = {}
@@ -95,6 +99,7 @@ class Row:
             wanted=self._wanted,
             composite=self._composite,
             only=only,
+            most=self._most,
         )
 
     def _taken(self, found: Iterable[OpOverload]) -> list[OpOverload]:

@@ -19,8 +19,10 @@ from verifier.torch_internals.names import OpOverload, pytree
 from verifier.torch_internals.opinfo import capture_calls, opinfo_entries, opinfo_samples, opinfo_sizes
 from verifier.torch_internals.ops import cache_by_rules, has_decomposition, is_composite, registered_overloads
 
-__all__ = ["Origin", "captured", "entries_of", "hidden", "sharded", "usable_dtype", "whole_calls"]
+__all__ = ["MOST_CAPTURED", "Origin", "captured", "entries_of", "hidden", "sharded", "usable_dtype", "whole_calls"]
 
+MOST_CAPTURED = 64
+"""Of so many samples of an OpInfo, evenly spaced, calls are captured."""
 _LARGEST = 4096
 """Calls with a tensor of more elements are not captured."""
 _CUT_TO = (13, 7, 5)
@@ -84,7 +86,7 @@ def captured(
     wanted: Callable[[OpOverload], bool],
     composite: bool = False,
     only: Collection[int] | None = None,
-    most: int = 64,
+    most: int = MOST_CAPTURED,
 ) -> dict[int, list[Call]]:
     """Return the calls of wanted overloads that an OpInfo's samples dispatch, by the sample's number.
 

@@ -50,5 +50,5 @@ def composites_decomposed() -> Iterator[None]:
         with torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), left_out):
             return op._op_dk(DispatchKey.CompositeImplicitAutograd, *args, **kwargs)
 
-    with handled_where(lambda op: is_composite(op) and op not in ruled, handler):
+    with handled_where(is_composite, handler, but=ruled):
         yield

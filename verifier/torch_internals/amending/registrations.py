@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -104,12 +104,16 @@ def handled(op: OpOverload, handler: Callable[..., object]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def handled_where(takes: Callable[[OpOverload], bool], handler: Handler) -> Iterator[None]:
+def handled_where(
+    takes: Callable[[OpOverload], bool], handler: Handler, but: Collection[OpOverload] = ()
+) -> Iterator[None]:
     """Let DTensor call ``handler(op, args, kwargs)`` instead of those ops of aten that ``takes`` wants.
 
-    A dispatch mode would see the ops as well, but changes how kernels see lazily conjugated tensors.
+    A dispatch mode would see the ops as well, but changes how kernels see lazily conjugated tensors. ``takes`` is a
+    function of a module, which always answers the same about an op and so is asked once. The ops in ``but`` stay as
+    they are.
     """
-    with layered(filter(takes, _overloads()), handler):
+    with layered((op for op in _overloads_that(takes) if op not in but), handler):
         yield
 
 
@@ -121,12 +125,20 @@ def layered(ops: Iterable[OpOverload], handler: Handler) -> Iterator[None]:
     a handler of torch's or of the user's stay as they are, and so do ops with rules of the user's.
     """
     handlers: dict[OpOverload, Any] = DTensor._op_dispatcher._custom_op_handlers
-    with contextlib.ExitStack() as stack:
+    befores: list[tuple[OpOverload, Any]] = []
+    try:
         for op in tuple(ops):
             before = handlers.get(op, ABSENT)
             if (before is ABSENT or isinstance(before, _Layer)) and is_torchs(op):
-                stack.enter_context(edited(handlers, op, _Layer(handlers, handler, before)))
+                befores.append((op, before))
+                handlers[op] = _Layer(handlers, handler, before)
         yield
+    finally:
+        for op, before in reversed(befores):
+            if before is ABSENT:
+                handlers.pop(op, None)
+            else:
+                handlers[op] = before
 
 
 class _Layer:
@@ -157,6 +169,11 @@ def _overloads() -> tuple[OpOverload, ...]:
     return tuple(found)
 
 
+@functools.cache
+def _overloads_that(takes: Callable[[OpOverload], bool]) -> tuple[OpOverload, ...]:
+    return tuple(filter(takes, _overloads()))
+
+
 @refusing
 def _without_numbers(
     op: OpOverload,
@@ -178,8 +195,13 @@ def numbers_refused(wrong: Callable[[object], bool], why: str) -> Iterator[None]
     """
     handler = functools.partial(_without_numbers, wrong=wrong, why=why)
     known = {*registered_overloads(), *(op for op in decomposition_table if isinstance(op, OpOverload))}
-    with layered((op for op in known if any("number" in str(one.type) for one in op._schema.arguments)), handler):
+    with layered(filter(_may_take_numbers, known), handler):
         yield
+
+
+@functools.cache
+def _may_take_numbers(op: OpOverload) -> bool:
+    return any("number" in str(one.type) for one in op._schema.arguments)
 
 
 @contextlib.contextmanager
