@@ -13,7 +13,15 @@ from torch.distributed.tensor import DTensor, Replicate
 from strategies.chains.entry_points import named
 from verifier.planning.boundary import declares
 
-__all__ = ["beside_the_mesh", "checked_on_submeshes", "fully_sharded", "miscounted", "resharded", "with_own_weights"]
+__all__ = [
+    "beside_the_mesh",
+    "checked_on_submeshes",
+    "fully_sharded",
+    "miscounted",
+    "resharded",
+    "sharded_in_turns",
+    "with_own_weights",
+]
 
 
 def resharded(model: str, dim: int, recomputed: bool, hidden: int, /, x: torch.Tensor) -> list[torch.Tensor]:
@@ -242,5 +250,88 @@ def fully_sharded(
     return [DTensor.from_local(one, mesh, [Replicate()] * mesh.ndim, run_check=False) for one in found]
 
 
-for _program in (beside_the_mesh, checked_on_submeshes, fully_sharded, miscounted, resharded, with_own_weights):
+def sharded_in_turns(
+    hybrid: bool,
+    apart: bool,
+    deferred: str,
+    precision: list[Any],
+    turns: list[str],
+    /,
+    x: torch.Tensor,
+    y: torch.Tensor,
+) -> list[torch.Tensor]:
+    """Return the gradients of two weights under ``fully_shard``, of which each input takes some.
+
+    Parameters
+    ----------
+    hybrid
+        Whether the ranks of one mesh dim keep replicas of the shards.
+    apart
+        Whether each weight is reduced by itself, not with the other.
+    deferred
+        What happens after the last input alone: ``all_reduce``, ``gradient_sync`` or nothing.
+    precision
+        The dtypes of parameters and of reductions, if they are not those of the weights.
+    turns
+        For each input, the letters of the weights that it takes; before ``frozen``, no weight wants a gradient.
+    """
+
+    class Weight(torch.nn.Module):
+        def __init__(self, weight: Any) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(weight.clone())
+
+        def forward(self, given: torch.Tensor) -> torch.Tensor:
+            return torch.nn.functional.linear(given, self.weight)
+
+    class Weights(torch.nn.Module):
+        def __init__(self, first: Any, second: Any) -> None:
+            super().__init__()
+            self.a, self.b = Weight(first), Weight(second)
+
+        def forward(self, given: torch.Tensor, taken: str) -> Any:
+            return sum(getattr(self, letter)(given).sum() for letter in taken)
+
+    mesh: Any = x.device_mesh if isinstance(x, DTensor) else None
+    weights: list[Any] = [x.detach(), y.detach()]
+    model: Any = Weights(*(weights if mesh is None else [one.full_tensor() for one in weights]))
+    if mesh is not None:
+        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+        rest = named(mesh)["abc"[mesh.ndim - 1]]
+        if hybrid:
+            if "replicated" not in vars(mesh):  # kept with the mesh, because groups stay for ever
+                ranks = mesh.mesh.reshape(-1, mesh.shape[-1] if mesh.ndim > 1 else 1)
+                mesh.replicated = torch.distributed.device_mesh.DeviceMesh(
+                    mesh.device_type, ranks, mesh_dim_names=("replicas", "shards")
+                )
+            rest = mesh.replicated
+        for module in (model.a, model.b, model) if apart else (model,):
+            fully_shard(module, mesh=rest, mp_policy=MixedPrecisionPolicy(*precision))
+    model.requires_grad_("frozen" not in turns)
+    for number, taken in enumerate(turns):
+        if taken == "frozen":
+            if mesh is not None:
+                for module in (model.a, model.b, model) if apart else (model,):
+                    module.reshard()
+            model.requires_grad_(True)
+            continue
+        if mesh is not None and deferred:
+            getattr(model, f"set_requires_{deferred}")(number == len(turns) - 1)
+        made = model(torch.arange(1.0, x.shape[1] + 1, dtype=x.dtype)[None] * (number + 1), taken)
+        if made.requires_grad:
+            made.to(x.dtype).backward()
+    found: list[Any] = []
+    for parameter in model.parameters():
+        gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        found.append((gradient.full_tensor() if isinstance(gradient, DTensor) else gradient).detach())
+    if mesh is None:
+        return found
+    return [DTensor.from_local(one, mesh, [Replicate()] * mesh.ndim, run_check=False) for one in found]
+
+
+_PROGRAMS = (
+    beside_the_mesh, checked_on_submeshes, fully_sharded, miscounted, resharded, sharded_in_turns, with_own_weights,
+)  # fmt: skip
+for _program in _PROGRAMS:
     declares(f"{__name__}.{_program.__name__}")

@@ -15,6 +15,7 @@ import torch.distributed.tensor.parallel.input_reshard
 import torch.distributed.tensor.parallel.loss as losses
 import torch.distributed.tensor.parallel.style as styles
 from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
+from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 from torch.distributed.tensor import DTensor, Shard
 
 resharding: Any = sys.modules["torch.distributed.tensor.parallel.input_reshard"]
@@ -297,6 +298,19 @@ def sharded_gradients_doubled() -> None:
     held: Any = FSDPParam
     before = held._get_grad_inner_tensor
     held._get_grad_inner_tensor = lambda self, gradient: before(self, gradient * 2)
+
+
+def deferred_gradients_halved() -> None:
+    """``fully_shard`` with replicas takes half of what was left without a reduction."""
+    held: Any = FSDPParamGroup
+    before = held.post_backward
+
+    def reduced(self: Any, *given: Any) -> Any:
+        before(self, *given)
+        for one in self.fsdp_params if self._is_hsdp and not self.reduce_grads else ():
+            one._unsharded_param.grad.div_(2)
+
+    held.post_backward = reduced
 
 
 def images_copied_twice() -> None:

@@ -52,6 +52,7 @@ RAISING = (
     memory_orders.in_formats,
     memory_orders.laid_out,
     parallel.fully_sharded,
+    parallel.sharded_in_turns,
     procedures.penalised,
     procedures.placed_gradients,
     programs.chain,
@@ -191,6 +192,11 @@ CASES: dict[Callable[[], None], tuple[Callable[..., Any], tuple[object, ...], di
         ("inner", "ColwiseParallel", 1),
         {"x": NUMBERS},
     ),
+    entry_point_mutants.deferred_gradients_halved: (
+        parallel.sharded_in_turns,
+        (True, False, "gradient_sync", [], ["ab", "a"]),
+        {"x": NUMBERS, "y": -NUMBERS},
+    ),
     entry_point_mutants.sharded_gradients_doubled: (
         parallel.fully_sharded,
         ([], {}, [True, False]),
@@ -325,6 +331,18 @@ def test_parts_that_are_wrapped_again_are_those_of_the_same_tensor(kind: str, gr
             parallel.fully_sharded,
             ([torch.bfloat16, torch.float32], {}, [False, True]),
             {"x": NUMBERS[:2] - 2, "y": NUMBERS[:2] - 3},
+        ),
+        (
+            "gradients-between-all-reduces",
+            parallel.sharded_in_turns,
+            (True, False, "all_reduce", [], ["ab", "b"]),
+            {"x": NUMBERS, "y": -NUMBERS},
+        ),
+        (
+            "dtypes-of-frozen-parameters",
+            parallel.sharded_in_turns,
+            (False, True, "", [torch.bfloat16, torch.float32], ["ab", "frozen", "ab"]),
+            {"x": NUMBERS, "y": -NUMBERS},
         ),
         ("activations-taken-for-replicas", parallel.resharded, ("split", 0, False, 4), {"x": NUMBERS}),
         (

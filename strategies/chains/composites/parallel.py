@@ -68,3 +68,24 @@ def _fully_sharded(b: Building) -> None:
     used = list(b.pick(((True,), (False,), (True, True), (False, True), (False, True), (True, False), (False, False))))
     b.rounds()
     b.program(f"{_PROGRAMS}fully_sharded", precision, options, used)
+
+
+@composite
+def _sharded_in_turns(b: Building) -> None:
+    """Weights under ``fully_shard``, also with replicas, that inputs take in turns or that were frozen at first."""
+    rows, columns = b.size()
+    for name in (b.floats(rows, columns), b.floats(rows + b.pick((0, 0, 1)), columns)):
+        b.tensors[name] = b.tensors[name].detach().clamp(-2, 2)
+    hybrid, deferred = b.way(
+        (True, "all_reduce"),
+        (True, "all_reduce"),
+        (True, "gradient_sync"),
+        (False, "gradient_sync"),
+        (b.chance(0.5), ""),
+    )
+    precision, turns = [], list(b.pick((("a", "b"), ("a", "ab"), ("ab", "b"), ("ab", "a", "b"), ("ab", "ab"))))
+    if not deferred:
+        turns = list(b.pick((("ab", "frozen", "ab"), ("ab", "frozen", "ab", "a"))))
+        precision = list(b.pick(((), (torch.bfloat16,), (torch.bfloat16, torch.float32))))
+    b.rounds()
+    b.program(f"{_PROGRAMS}sharded_in_turns", hybrid, b.chance(0.5), deferred, precision, turns)

@@ -10,6 +10,8 @@ from verifier.placements.algebra import shard_indices
 from verifier.torch_internals.amending.distributing import placements_counted, without_handlers_beside_meshes
 from verifier.torch_internals.amending.handing_over import placements_pickled, state_dicts_of_strided_shards
 from verifier.torch_internals.amending.parallelism import (
+    deferred_gradients_kept_apart,
+    dtypes_of_frozen_parameters_noted,
     gradients_reduced_alike,
     inputs_taken_by_keyword,
     layouts_asked_for,
@@ -120,6 +122,22 @@ REMEDIES = (
         "(FSDPParam._get_grad_inner_tensor in fsdp/_fully_shard/_fsdp_param.py)",
         gradients_reduced_alike,
         ("composite.fully_sharded",),
+        _CRASH,
+    ),
+    Remedy(
+        "gradients-between-all-reduces",
+        "reduce-scatter zeros for parameters without a gradient while gradients wait for their all-reduce, or keep "
+        "those by parameter (FSDPParamGroup.post_backward in fsdp/_fully_shard/_fsdp_param_group.py)",
+        deferred_gradients_kept_apart,
+        ("composite.sharded_in_turns",),
+        VALUES | _CRASH,
+    ),
+    Remedy(
+        "dtypes-of-frozen-parameters",
+        "take the dtypes of all parameters where none wants a gradient yet (FSDPParamGroup._init_mp_dtypes in "
+        "fsdp/_fully_shard/_fsdp_param_group.py)",
+        dtypes_of_frozen_parameters_noted,
+        ("composite.sharded_in_turns",),
         _CRASH,
     ),
 )

@@ -11,7 +11,9 @@ import torch
 import torch.distributed as dist
 import torch.distributed.tensor._api as api
 import torch.distributed.tensor.parallel.input_reshard
+from torch.distributed.fsdp._fully_shard._fsdp_common import DDPMeshInfo
 from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
+from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 from torch.distributed.tensor import DTensor, Replicate, Shard, experimental
 from torch.distributed.tensor.parallel import parallelize_module, style
 from torch.distributed.tensor.placement_types import Placement, _StridedShard
@@ -20,7 +22,9 @@ from verifier.torch_internals.amending.registrations import exchanged
 
 __all__ = [
     "checks_ask_the_mesh",
+    "deferred_gradients_kept_apart",
     "dims_of_gradients_counted",
+    "dtypes_of_frozen_parameters_noted",
     "gradients_reduced_alike",
     "inputs_taken_by_keyword",
     "layouts_asked_for",
@@ -293,3 +297,35 @@ def gradients_reduced_alike() -> contextlib.AbstractContextManager[None]:
         return cast
 
     return exchanged(FSDPParam, "_get_grad_inner_tensor", wrap)
+
+
+def deferred_gradients_kept_apart() -> contextlib.AbstractContextManager[None]:
+    """Let ``fully_shard`` add zeros for parameters without a gradient to gradients that wait for their all-reduce."""
+
+    def wrap(inner: Any) -> Any:
+        def reduced(self: FSDPParamGroup, *given: Any) -> None:
+            before = self.reduce_scatter_unused_params
+            waiting = self._partial_reduce_output is not None or not self.all_reduce_grads
+            self.reduce_scatter_unused_params = before or (waiting and isinstance(self.mesh_info, DDPMeshInfo))
+            try:
+                inner(self, *given)
+            finally:
+                self.reduce_scatter_unused_params = before
+
+        return reduced
+
+    return exchanged(FSDPParamGroup, "post_backward", wrap)
+
+
+def dtypes_of_frozen_parameters_noted() -> contextlib.AbstractContextManager[None]:
+    """Let ``fully_shard`` note the dtypes of parameters none of which wants a gradient at first."""
+
+    def wrap(inner: Any) -> Any:
+        def noted(self: FSDPParamGroup) -> None:
+            inner(self)
+            if self._orig_dtype is None and len({(one.orig_dtype, one.reduce_dtype) for one in self.fsdp_params}) == 1:
+                self._orig_dtype, self._reduce_dtype = self.fsdp_params[0].orig_dtype, self.fsdp_params[0].reduce_dtype
+
+        return noted
+
+    return exchanged(FSDPParamGroup, "_init_mp_dtypes", wrap)
