@@ -48,7 +48,14 @@ from verifier.oracle.reference import Reference, make_reference
 from verifier.processes.child import begin
 from verifier.processes.limits import limit_memory
 from verifier.torch_internals.caches import clear_caches
-from verifier.torch_internals.groups import leave_world, mesh_of_world, release_groups, stage_through_host
+from verifier.torch_internals.groups import (
+    collectives_issued,
+    leave_world,
+    mesh_of_world,
+    release_groups,
+    stage_through_host,
+)
+from verifier.torch_internals.names import OpOverload
 from verifier.torch_internals.recording import forget_calls
 from verifier.torch_internals.refusals import is_cut_off, is_refusal
 from verifier.torch_internals.simulation import simulated_mode, start_simulated_world
@@ -269,7 +276,7 @@ class _Ranks:
         """Run trials and tasks and report each, until the last one or until the connections are broken."""
         assert self._seat is not None
         case: OpCase | None = None
-        reference: Reference | None = None
+        reference: Reference | Raised | None = None
         for number, trial in batch:
             if self.breaker.broken.is_set():
                 return
@@ -282,13 +289,17 @@ class _Ranks:
                 _log.debug("trial %d: %s on mesh %s, %s", number, trial.case.op, trial.mesh, trial.combination)
             try:
                 if trial.case is not case:
-                    case, reference = trial.case, make_reference(trial.case)
+                    case, reference = trial.case, _reference_of(trial.case)
                 assert reference is not None
                 runner = self._runner(trial.mesh)
             except Exception as error:  # noqa: BLE001 - becomes TOOL_ERROR with its traceback
                 report = _failed(self.ranks, Phase.SETUP, error)
                 self.messages.announce(report)
             else:
+                if isinstance(reference, Raised):
+                    self.messages.enter("idle")
+                    self.messages.report(ProcessReport(self.ranks, Phase.FORWARD, reference))
+                    continue
                 # a rank that raised may have drawn less than the others, in this trial or one long ago
                 torch.default_generator.manual_seed(trial.seed)
                 if self._seat.device == "cuda":
@@ -327,6 +338,26 @@ class _Ranks:
             sys.stderr.write(f"CUDA cannot be used any more: {error}\n")
             sys.stderr.flush()
             os._exit(1)
+
+
+def _reference_of(case: OpCase) -> Reference | Raised:
+    """Return the reference of ``case``, or why there is none: an op that communicates by itself has no local results.
+
+    A program that is no op, such as a chain, may make groups and communicate without a mesh as well.
+    """
+    before = collectives_issued()
+    reference = make_reference(case)
+    if collectives_issued() == before or not _is_op(case.op):
+        return reference
+    why = f"{case.op} communicates by itself, so that no call of one process says what is right"
+    return Raised(Phase.FORWARD, "NotImplementedError", why, refusal=True)
+
+
+def _is_op(name: str) -> bool:
+    try:
+        return isinstance(resolve(f"torch.ops.{name}"), OpOverload)
+    except ValueError:
+        return False
 
 
 def _failed(ranks: tuple[int, ...], phase: Phase, error: Exception, what: str = "") -> ProcessReport:

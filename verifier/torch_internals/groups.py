@@ -17,6 +17,7 @@ from verifier.torch_internals.watching import FUNCTIONAL_COLLECTIVES
 
 __all__ = [
     "chunk_sharded",
+    "collectives_issued",
     "is_flattened",
     "leave_world",
     "mesh_of_world",
@@ -33,6 +34,14 @@ def release_groups(mesh: DeviceMesh) -> None:
     The mesh itself may stay alive in one of DTensor's caches.
     """
     mesh._pg_registry.clear()
+
+
+def collectives_issued() -> tuple[int, ...]:
+    """Return how many collectives each process group of this process has issued; simulated groups do not count them."""
+    if not dist.is_initialized():
+        return ()
+    groups = (group for group in dist.distributed_c10d._world.pg_map if group.name() in ("gloo", "nccl"))
+    return tuple(group._get_sequence_number_for_group() for group in groups)  # type: ignore[attr-defined]
 
 
 def leave_world() -> None:

@@ -42,7 +42,7 @@ __all__ = [
 
 DEFAULT_WORLD_SIZES = (2, 3)
 DEFAULT_PRODUCT_MESHES = ("2x2",)
-BEYOND = tuple(map(MeshSpec, ((4,), (6,), (8,), (2, 3), (3, 2), (2, 2, 2))))
+BEYOND = tuple(map(MeshSpec, ((1,), (4,), (6,), (8,), (1, 2), (2, 3), (3, 2), (2, 2, 2))))
 """Where strategies of one's own are tried: on one mesh dim only the rules that they have for no default mesh.
 
 On several mesh dims only strategies are tried that are told the mesh.
