@@ -12,6 +12,7 @@ from verifier.torch_internals.amending.handing_over import placements_pickled, s
 from verifier.torch_internals.amending.parallelism import (
     deferred_gradients_kept_apart,
     dtypes_of_frozen_parameters_noted,
+    gathered_parameters_outside_inference,
     gradients_reduced_alike,
     inputs_taken_by_keyword,
     layouts_asked_for,
@@ -137,6 +138,14 @@ REMEDIES = (
         "take the dtypes of all parameters where none wants a gradient yet (FSDPParamGroup._init_mp_dtypes in "
         "fsdp/_fully_shard/_fsdp_param_group.py)",
         dtypes_of_frozen_parameters_noted,
+        ("composite.sharded_in_turns",),
+        _CRASH,
+    ),
+    Remedy(
+        "parameters-gathered-in-inference",
+        "make the tensors of gathered parameters outside of inference mode (FSDPParam.init_all_gather_outputs and "
+        "init_unsharded_param in fsdp/_fully_shard/_fsdp_param.py)",
+        gathered_parameters_outside_inference,
         ("composite.sharded_in_turns",),
         _CRASH,
     ),
