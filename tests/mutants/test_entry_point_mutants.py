@@ -45,6 +45,7 @@ RAISING = (
     entry_points.distributed,
     entry_points.implicitly,
     entry_points.inferred,
+    handing_over.restored,
     handing_over.stored,
     handing_over.to_another_mesh,
     memory_orders.computed,
@@ -192,6 +193,11 @@ CASES: dict[Callable[[], None], tuple[Callable[..., Any], tuple[object, ...], di
         ("inner", "ColwiseParallel", 1),
         {"x": NUMBERS},
     ),
+    entry_point_mutants.momenta_forgotten: (
+        handing_over.restored,
+        ({"full_state_dict": True}, True, [Shard(0)]),
+        {"x": NUMBERS},
+    ),
     entry_point_mutants.deferred_gradients_halved: (
         parallel.sharded_in_turns,
         (True, False, 0, "gradient_sync", [], ["ab", "a"]),
@@ -331,6 +337,12 @@ def test_parts_that_are_wrapped_again_are_those_of_the_same_tensor(kind: str, gr
             parallel.fully_sharded,
             ([torch.bfloat16, torch.float32], {}, [False, True]),
             {"x": NUMBERS[:2] - 2, "y": NUMBERS[:2] - 3},
+        ),
+        (
+            "flat-states-of-optimisers",
+            handing_over.restored,
+            ({"full_state_dict": True, "flatten_optimizer_state_dict": True}, True, [Shard(0)]),
+            {"x": NUMBERS},
         ),
         (
             "gradients-between-all-reduces",

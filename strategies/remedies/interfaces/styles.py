@@ -8,7 +8,11 @@ from strategies.remedies.placing import VALUES
 from verifier.execution.remedies import Remedy
 from verifier.placements.algebra import shard_indices
 from verifier.torch_internals.amending.distributing import placements_counted, without_handlers_beside_meshes
-from verifier.torch_internals.amending.handing_over import placements_pickled, state_dicts_of_strided_shards
+from verifier.torch_internals.amending.handing_over import (
+    flat_states_nested,
+    placements_pickled,
+    state_dicts_of_strided_shards,
+)
 from verifier.torch_internals.amending.parallelism import (
     deferred_gradients_kept_apart,
     dtypes_of_frozen_parameters_noted,
@@ -147,6 +151,14 @@ REMEDIES = (
         "init_unsharded_param in fsdp/_fully_shard/_fsdp_param.py)",
         gathered_parameters_outside_inference,
         ("composite.sharded_in_turns",),
+        _CRASH,
+    ),
+    Remedy(
+        "flat-states-of-optimisers",
+        "nest a flat state dict of an optimiser before it is distributed (_load_optim_state_dict in "
+        "distributed/checkpoint/state_dict.py)",
+        flat_states_nested,
+        ("composite.restored",),
         _CRASH,
     ),
 )
