@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor, Replicate
 
 from verifier.planning.boundary import declares
 
-__all__ = ["checkpointed", "handed_over", "loaded", "stored", "to_another_mesh"]
+__all__ = ["checkpointed", "handed_over", "loaded", "restored", "stored", "to_another_mesh"]
 
 
 def stored(way: str, path: str, given: list[Any], /, x: torch.Tensor) -> list[torch.Tensor]:
@@ -181,5 +181,51 @@ def to_another_mesh(placements: list[Any], /, x: torch.Tensor) -> list[torch.Ten
     return [DTensor.from_local(whole, mesh, [Replicate()] * mesh.ndim, run_check=False)]
 
 
-for _program in (checkpointed, handed_over, loaded, stored, to_another_mesh):
+def restored(saved: dict[str, Any], first: bool, placements: list[Any], /, x: torch.Tensor) -> list[Any]:
+    """Return a weight after two steps of training, between which it and the optimiser's state were saved and restored.
+
+    Parameters
+    ----------
+    saved
+        Options of the state dicts.
+    first
+        Whether the first rank alone keeps them, and gives them to the others.
+    placements
+        Those of the weight.
+    """
+
+    def layer_of(weight: torch.Tensor) -> tuple[Any, torch.optim.Optimizer]:
+        layer = torch.nn.Linear(weight.shape[1], weight.shape[0], bias=False)
+        layer.weight = torch.nn.Parameter(weight)
+        return layer, torch.optim.SGD(layer.parameters(), lr=0.5, momentum=0.5)
+
+    def step(layer: Any, optimiser: torch.optim.Optimizer) -> None:
+        layer.weight.grad = layer.weight.detach() * 3
+        optimiser.step()
+
+    if not isinstance(x, DTensor):
+        layer, optimiser = layer_of(x.detach().clone())
+        step(layer, optimiser)
+        step(layer, optimiser)
+        return [layer.weight.detach()]
+    from torch.distributed.checkpoint import state_dict as states
+    from torch.distributed.tensor import distribute_tensor
+
+    held: Any = x.detach()
+    given, mesh = held.full_tensor(), x.device_mesh
+    layer, optimiser = layer_of(distribute_tensor(given.clone(), mesh, placements, src_data_rank=None))
+    step(layer, optimiser)
+    model_state, state = states.get_state_dict(layer, optimiser, options=states.StateDictOptions(**saved))
+    if first and torch.distributed.get_rank():
+        model_state, state = {}, {}
+    lost = torch.full_like(given, torch.nan)
+    layer, optimiser = layer_of(distribute_tensor(lost, mesh, placements, src_data_rank=None))
+    options = states.StateDictOptions(**saved, broadcast_from_rank0=first)
+    states.set_model_state_dict(layer, model_state, options=options)
+    states.set_optimizer_state_dict(layer, optimiser, state, options=options)
+    step(layer, optimiser)
+    return [layer.weight.detach()]
+
+
+for _program in (checkpointed, handed_over, loaded, restored, stored, to_another_mesh):
     declares(f"{__name__}.{_program.__name__}")

@@ -253,6 +253,7 @@ def fully_sharded(
 def sharded_in_turns(
     hybrid: bool,
     apart: bool,
+    dim: int,
     deferred: str,
     precision: list[Any],
     turns: list[str],
@@ -262,18 +263,23 @@ def sharded_in_turns(
 ) -> list[torch.Tensor]:
     """Return the gradients of two weights under ``fully_shard``, of which each input takes some.
 
+    What is made of an input in inference mode comes first.
+
     Parameters
     ----------
     hybrid
         Whether the ranks of one mesh dim keep replicas of the shards.
     apart
         Whether each weight is reduced by itself, not with the other.
+    dim
+        The dim of the weights that is sharded.
     deferred
         What happens after the last input alone: ``all_reduce``, ``gradient_sync`` or nothing.
     precision
         The dtypes of parameters and of reductions, if they are not those of the weights.
     turns
-        For each input, the letters of the weights that it takes; before ``frozen``, no weight wants a gradient.
+        For each input, the letters of the weights that it takes, in capitals in inference mode. Before ``frozen``, no
+        weight wants a gradient.
     """
 
     class Weight(torch.nn.Module):
@@ -290,13 +296,15 @@ def sharded_in_turns(
             self.a, self.b = Weight(first), Weight(second)
 
         def forward(self, given: torch.Tensor, taken: str) -> Any:
-            return sum(getattr(self, letter)(given).sum() for letter in taken)
+            return sum(getattr(self, letter)(given).sum() for letter in taken.lower())
 
     mesh: Any = x.device_mesh if isinstance(x, DTensor) else None
     weights: list[Any] = [x.detach(), y.detach()]
     model: Any = Weights(*(weights if mesh is None else [one.full_tensor() for one in weights]))
+    groups: Any = (model.a, model.b, model) if apart else (model,)
     if mesh is not None:
         from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+        from torch.distributed.tensor import Shard
 
         rest = named(mesh)["abc"[mesh.ndim - 1]]
         if hybrid:
@@ -306,22 +314,28 @@ def sharded_in_turns(
                     mesh.device_type, ranks, mesh_dim_names=("replicas", "shards")
                 )
             rest = mesh.replicated
-        for module in (model.a, model.b, model) if apart else (model,):
-            fully_shard(module, mesh=rest, mp_policy=MixedPrecisionPolicy(*precision))
+        policy = MixedPrecisionPolicy(*precision)
+        for module in groups:
+            fully_shard(module, mesh=rest, mp_policy=policy, shard_placement_fn=lambda weight: Shard(dim))
+    found: list[Any] = []
     model.requires_grad_("frozen" not in turns)
     for number, taken in enumerate(turns):
         if taken == "frozen":
-            if mesh is not None:
-                for module in (model.a, model.b, model) if apart else (model,):
-                    module.reshard()
+            for module in groups if mesh is not None else ():
+                module.reshard()
             model.requires_grad_(True)
             continue
         if mesh is not None and deferred:
             getattr(model, f"set_requires_{deferred}")(number == len(turns) - 1)
-        made = model(torch.arange(1.0, x.shape[1] + 1, dtype=x.dtype)[None] * (number + 1), taken)
-        if made.requires_grad:
+        given = torch.arange(1.0, x.shape[1] + 1, dtype=x.dtype)[None] * (number + 1)
+        with torch.inference_mode(taken.isupper()):
+            made = model(given, taken)
+        if taken.isupper():
+            found.append(made.to(x.dtype).clone())
+        elif "frozen" not in turns[number:]:
             made.to(x.dtype).backward()
-    found: list[Any] = []
+    for module in groups if mesh is not None else ():
+        module.reshard()
     for parameter in model.parameters():
         gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
         found.append((gradient.full_tensor() if isinstance(gradient, DTensor) else gradient).detach())

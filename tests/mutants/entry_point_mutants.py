@@ -14,6 +14,7 @@ import torch.distributed.tensor.parallel as parallel
 import torch.distributed.tensor.parallel.input_reshard
 import torch.distributed.tensor.parallel.loss as losses
 import torch.distributed.tensor.parallel.style as styles
+from torch.distributed.checkpoint import state_dict as restoring
 from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
 from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 from torch.distributed.tensor import DTensor, Shard
@@ -298,6 +299,11 @@ def sharded_gradients_doubled() -> None:
     held: Any = FSDPParam
     before = held._get_grad_inner_tensor
     held._get_grad_inner_tensor = lambda self, gradient: before(self, gradient * 2)
+
+
+def momenta_forgotten() -> None:
+    """The state of an optimiser is not restored."""
+    restoring.set_optimizer_state_dict = lambda *given, **options: None  # type: ignore[assignment]
 
 
 def deferred_gradients_halved() -> None:

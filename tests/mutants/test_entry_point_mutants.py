@@ -45,6 +45,7 @@ RAISING = (
     entry_points.distributed,
     entry_points.implicitly,
     entry_points.inferred,
+    handing_over.restored,
     handing_over.stored,
     handing_over.to_another_mesh,
     memory_orders.computed,
@@ -192,9 +193,14 @@ CASES: dict[Callable[[], None], tuple[Callable[..., Any], tuple[object, ...], di
         ("inner", "ColwiseParallel", 1),
         {"x": NUMBERS},
     ),
+    entry_point_mutants.momenta_forgotten: (
+        handing_over.restored,
+        ({"full_state_dict": True}, True, [Shard(0)]),
+        {"x": NUMBERS},
+    ),
     entry_point_mutants.deferred_gradients_halved: (
         parallel.sharded_in_turns,
-        (True, False, "gradient_sync", [], ["ab", "a"]),
+        (True, False, 0, "gradient_sync", [], ["ab", "a"]),
         {"x": NUMBERS, "y": -NUMBERS},
     ),
     entry_point_mutants.sharded_gradients_doubled: (
@@ -333,15 +339,27 @@ def test_parts_that_are_wrapped_again_are_those_of_the_same_tensor(kind: str, gr
             {"x": NUMBERS[:2] - 2, "y": NUMBERS[:2] - 3},
         ),
         (
+            "flat-states-of-optimisers",
+            handing_over.restored,
+            ({"full_state_dict": True, "flatten_optimizer_state_dict": True}, True, [Shard(0)]),
+            {"x": NUMBERS},
+        ),
+        (
             "gradients-between-all-reduces",
             parallel.sharded_in_turns,
-            (True, False, "all_reduce", [], ["ab", "b"]),
+            (True, False, 0, "all_reduce", [], ["ab", "b"]),
             {"x": NUMBERS, "y": -NUMBERS},
         ),
         (
             "dtypes-of-frozen-parameters",
             parallel.sharded_in_turns,
-            (False, True, "", [torch.bfloat16, torch.float32], ["ab", "frozen", "ab"]),
+            (False, True, 0, "", [torch.bfloat16, torch.float32], ["ab", "frozen", "ab"]),
+            {"x": NUMBERS, "y": -NUMBERS},
+        ),
+        (
+            "parameters-gathered-in-inference",
+            parallel.sharded_in_turns,
+            (False, True, 0, "", [], ["AB", "ab"]),
             {"x": NUMBERS, "y": -NUMBERS},
         ),
         ("activations-taken-for-replicas", parallel.resharded, ("split", 0, False, 4), {"x": NUMBERS}),

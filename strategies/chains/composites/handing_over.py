@@ -71,6 +71,15 @@ def _loaded(b: Building) -> None:
 
 
 @composite
+def _restored(b: Building) -> None:
+    """A weight and its optimiser's state that are restored from state dicts, whole or in shards, nested or flat."""
+    b.tensors[b.floats(b.rows, b.columns)].requires_grad_(False)
+    placements: list[Placement] = [b.pick((Replicate(), Shard(0), Shard(1))) for _ in range(b.mesh.ndim)]
+    saved = {"full_state_dict": b.chance(0.7), "flatten_optimizer_state_dict": b.chance(0.4)}
+    b.program(f"{_PROGRAMS}restored", saved, saved["full_state_dict"] and b.chance(0.5), placements)
+
+
+@composite
 def _handed_over(b: Building) -> None:
     """Tensors that are shared with processes and libraries, and scalars that become numbers."""
     b.tensors[b.floats(*b.size())].requires_grad_(False)

@@ -72,20 +72,26 @@ def _fully_sharded(b: Building) -> None:
 
 @composite
 def _sharded_in_turns(b: Building) -> None:
-    """Weights under ``fully_shard``, also with replicas, that inputs take in turns or that were frozen at first."""
-    rows, columns = b.size()
+    """Weights under ``fully_shard``, also with replicas, that inputs take in turns, frozen or in inference mode."""
+    rows, columns = b.rows, b.pick((1, 2)) * b.mesh.shape[-1]
     for name in (b.floats(rows, columns), b.floats(rows + b.pick((0, 0, 1)), columns)):
         b.tensors[name] = b.tensors[name].detach().clamp(-2, 2)
-    hybrid, deferred = b.way(
-        (True, "all_reduce"),
-        (True, "all_reduce"),
-        (True, "gradient_sync"),
-        (False, "gradient_sync"),
-        (b.chance(0.5), ""),
+    low, dim, deferred, precision = (
+        torch.bfloat16,
+        b.pick((0, 0, 1)),
+        b.pick(("all_reduce", "gradient_sync", "", "")),
+        [],
     )
-    precision, turns = [], list(b.pick((("a", "b"), ("a", "ab"), ("ab", "b"), ("ab", "a", "b"), ("ab", "ab"))))
+    turns = list(b.pick((("a", "b"), ("a", "ab"), ("ab", "b"), ("ab", "a", "b"), ("ab", "ab"))))
     if not deferred:
-        turns = list(b.pick((("ab", "frozen", "ab"), ("ab", "frozen", "ab", "a"))))
-        precision = list(b.pick(((), (torch.bfloat16,), (torch.bfloat16, torch.float32))))
+        ways = (
+            ("ab", "frozen", "ab"),
+            ("ab", "frozen", "ab", "a"),
+            ("AB", "ab", "AB"),
+            ("ab", "AB", "ab"),
+            ("AB", "A"),
+        )
+        turns, precision = list(b.pick(ways)), list(b.pick(((), (), (low,), (low, torch.float32))))
     b.rounds()
-    b.program(f"{_PROGRAMS}sharded_in_turns", hybrid, b.chance(0.5), deferred, precision, turns)
+    hybrid = deferred == "all_reduce" or b.chance(0.5)
+    b.program(f"{_PROGRAMS}sharded_in_turns", hybrid, b.chance(0.5), dim, deferred, precision, turns)

@@ -8,10 +8,15 @@ from strategies.remedies.placing import VALUES
 from verifier.execution.remedies import Remedy
 from verifier.placements.algebra import shard_indices
 from verifier.torch_internals.amending.distributing import placements_counted, without_handlers_beside_meshes
-from verifier.torch_internals.amending.handing_over import placements_pickled, state_dicts_of_strided_shards
+from verifier.torch_internals.amending.handing_over import (
+    flat_states_nested,
+    placements_pickled,
+    state_dicts_of_strided_shards,
+)
 from verifier.torch_internals.amending.parallelism import (
     deferred_gradients_kept_apart,
     dtypes_of_frozen_parameters_noted,
+    gathered_parameters_outside_inference,
     gradients_reduced_alike,
     inputs_taken_by_keyword,
     layouts_asked_for,
@@ -138,6 +143,22 @@ REMEDIES = (
         "fsdp/_fully_shard/_fsdp_param_group.py)",
         dtypes_of_frozen_parameters_noted,
         ("composite.sharded_in_turns",),
+        _CRASH,
+    ),
+    Remedy(
+        "parameters-gathered-in-inference",
+        "make the tensors of gathered parameters outside of inference mode (FSDPParam.init_all_gather_outputs and "
+        "init_unsharded_param in fsdp/_fully_shard/_fsdp_param.py)",
+        gathered_parameters_outside_inference,
+        ("composite.sharded_in_turns",),
+        _CRASH,
+    ),
+    Remedy(
+        "flat-states-of-optimisers",
+        "nest a flat state dict of an optimiser before it is distributed (_load_optim_state_dict in "
+        "distributed/checkpoint/state_dict.py)",
+        flat_states_nested,
+        ("composite.restored",),
         _CRASH,
     ),
 )

@@ -12,6 +12,7 @@ from unittest import mock
 import torch
 from torch.distributed import _state_dict_utils as state_dicts
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
+from torch.distributed.checkpoint import state_dict as restoring
 from torch.distributed.tensor import DTensor, Partial, Replicate
 
 from verifier.torch_internals.amending.registrations import exchanged
@@ -19,6 +20,7 @@ from verifier.torch_internals.placements import strides_of
 
 __all__ = [
     "chunks_of_strided_shards",
+    "flat_states_nested",
     "memory_of_locals",
     "meshes_kept",
     "placements_pickled",
@@ -222,3 +224,23 @@ def state_dicts_of_strided_shards(indices: _Indices) -> contextlib.AbstractConte
         return distributed
 
     return exchanged(state_dicts, "_distribute_tensors", wrap)
+
+
+def flat_states_nested() -> contextlib.AbstractContextManager[None]:
+    """Let a flat state dict of an optimiser's whole tensors be nested before it is compared with the ranks' own."""
+    unflatten: Any = restoring._unflatten_optim_state_dict
+
+    def wrap(load: Any) -> Any:
+        def loaded(model: Any, optimisers: Any, state: Any, info: Any) -> None:
+            if not (info.full_state_dict and info.flatten_optimizer_state_dict) or "state" in state:
+                load(model, optimisers, state, info)
+                return
+            info.flatten_optimizer_state_dict = False
+            for one in optimisers:
+                restoring._init_optim_state(one)
+                load(model, (one,), unflatten(one, state, info) if state else state, info)
+            info.flatten_optimizer_state_dict = True
+
+        return loaded
+
+    return exchanged(restoring, "_load_optim_state_dict", wrap)

@@ -25,6 +25,7 @@ __all__ = [
     "deferred_gradients_kept_apart",
     "dims_of_gradients_counted",
     "dtypes_of_frozen_parameters_noted",
+    "gathered_parameters_outside_inference",
     "gradients_reduced_alike",
     "inputs_taken_by_keyword",
     "layouts_asked_for",
@@ -329,3 +330,18 @@ def dtypes_of_frozen_parameters_noted() -> contextlib.AbstractContextManager[Non
         return noted
 
     return exchanged(FSDPParamGroup, "_init_mp_dtypes", wrap)
+
+
+@contextlib.contextmanager
+def gathered_parameters_outside_inference() -> Iterator[None]:
+    """Let ``fully_shard`` make the tensors into which it gathers outside of inference mode, also inside of it."""
+
+    def wrap(inner: Any) -> Any:
+        def made(self: FSDPParam, *given: Any, **options: Any) -> None:
+            with torch.inference_mode(False):
+                inner(self, *given, **options)
+
+        return made
+
+    with exchanged(FSDPParam, "init_all_gather_outputs", wrap), exchanged(FSDPParam, "init_unsharded_param", wrap):
+        yield
