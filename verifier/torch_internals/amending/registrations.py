@@ -131,13 +131,13 @@ def layered(ops: Iterable[OpOverload], handler: Handler) -> Iterator[None]:
             before = handlers.get(op, ABSENT)
             if (before is ABSENT or isinstance(before, _Layer)) and is_torchs(op):
                 befores.append((op, before))
+                handlers.pop(op, None)  # the last amendment decides the order, whatever was in force before
                 handlers[op] = _Layer(handlers, handler, before)
         yield
     finally:
         for op, before in reversed(befores):
-            if before is ABSENT:
-                handlers.pop(op, None)
-            else:
+            handlers.pop(op, None)
+            if before is not ABSENT:
                 handlers[op] = before
 
 
@@ -195,7 +195,7 @@ def numbers_refused(wrong: Callable[[object], bool], why: str) -> Iterator[None]
     """
     handler = functools.partial(_without_numbers, wrong=wrong, why=why)
     known = {*registered_overloads(), *(op for op in decomposition_table if isinstance(op, OpOverload))}
-    with layered(filter(_may_take_numbers, known), handler):
+    with layered(sorted(filter(_may_take_numbers, known), key=str), handler):
         yield
 
 
