@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from run_factory import make_finding, make_run
+from run_factory import make_finding, make_op_rules, make_rules, make_rules_run, make_run, make_wrong_rule
 
 from verifier.cli.own_rules import MANY, kept_off_ranks, why_unproved
 from verifier.findings.torchs_own import explained, is_caused_by_rule_of
-from verifier.records.schema import FindingRecord
+from verifier.records.schema import ConfirmationRecord, FindingRecord
 
 MINE, OTHER = "aten.cumsum.default", "aten.flip.default"
 
@@ -92,3 +92,13 @@ def test_trials_that_fail_prove_nothing_of_a_rule_if_no_finding_is_left_of_them(
     assert why_unproved(MINE, [replace(crashes, findings=[finding(f"{MINE}: S(0)")])]) == ""
     assert why_unproved(MINE, [crashes, replace(crashes, counts_by_op={MINE: {"PASS": 1}})]) == ""
     assert "has no samples" in why_unproved(MINE, [])
+
+
+def test_what_level_1_proves_of_an_op_does_not_count_where_ranks_leave_a_refuted_rule_open() -> None:
+    unsure = make_wrong_rule("", op=MINE, confirmed=ConfirmationRecord("unconfirmed", why="it is UNSUPPORTED"))
+    rules = make_rules_run(make_rules(ops={"mine": make_op_rules(overloads=[MINE], unconfirmed=[unsure])}))
+    level_1 = replace(rules, counts_by_op={MINE: {"PASS": 2, "INCONCLUSIVE": 1}}, findings=[])
+    ranks = make_run(counts_by_op={MINE: {"UNSUPPORTED": 4}}, findings=[])
+    assert "all of its 4 trials" in why_unproved(MINE, [level_1, ranks])
+    assert why_unproved(MINE, [level_1, replace(ranks, counts_by_op={MINE: {"PASS": 1}})]) == ""
+    assert why_unproved(MINE, [replace(level_1, rules=make_rules(ops={"mine": make_op_rules()})), ranks]) == ""

@@ -220,8 +220,12 @@ def why_unproved(op: str, runs: Sequence[RunRecord]) -> str:
     """Return why no run proves anything about an op; empty if one does.
 
     A trial that fails proves something only if a finding tells of it: torch may fail in the same way without the rules.
+    Where level 1 has refuted a rule that ranks did not show wrong, only what passes on ranks proves something.
     """
-    counts = [run.counts_by_op.get(op, {}) for run in runs]
+    refuted = any(
+        rules.op == op for run in runs if run.rules for one in run.rules.ops.values() for rules in one.unconfirmed
+    )
+    counts = [run.counts_by_op.get(op, {}) for run in runs if not (refuted and run.rules)]
     told = any(op in (finding.op, finding.rule.partition(":")[0]) for run in runs for finding in run.findings)
     if any(one.get(VerdictKind.PASS) or (told and proves(one)) for one in counts):
         return ""
