@@ -67,6 +67,13 @@ def first_dim_of_the_result(op: Any, args: Any, kwargs: Any) -> list[list[Any]]:
     return [[Shard(0), Shard(dim)] for dim in range(len(args[0].shape))]
 
 
+def flipped_dims_of_columns(op: Any, args: Any, kwargs: Any) -> list[list[Any]]:
+    """Claim that dims may be flipped in shards, where the last dim is not the innermost."""
+    ndim = len(args[0].shape)
+    flipped = {dim % ndim for dim in args[1]} if ndim and args[0].stride[-1] == 1 else set()
+    return [[Shard(dim), Shard(dim)] for dim in range(ndim) if dim not in flipped]
+
+
 def nothing_for_three_dims(op: Any, args: Any, kwargs: Any) -> Any:
     """Forget to return rules for a tensor of three dims."""
     return None if len(args[0].shape) == 3 else [[Shard(dim), Shard(dim)] for dim in range(len(args[0].shape))]
@@ -288,6 +295,7 @@ def rows_of_a_bias(op: Any, args: Any, kwargs: Any) -> list[list[Any]]:
         ("aten.where.self", dims_from_the_front, "of equal ones without its first dim"),
         ("aten.exp.default", first_dim_of_the_result, "3 dims"),
         ("aten.exp.default", sum_passes_if(lambda meta: meta.stride[-1:] > (1,)), "the first is the innermost"),
+        ("aten.flip.default", flipped_dims_of_columns, "the first dim is the innermost"),
         ("aten.tanh.default", nothing_for_three_dims, "3 dims"),
         ("aten.slice.Tensor", whole_dim, "in steps of"),
         ("aten.diagonal.default", two_dims_not_shifted, "dim2 is"),

@@ -85,12 +85,19 @@ def branches(call: Call) -> Iterator[Variation]:
             yield variation
     kinds = kinds_of(usual)
     for variation in _strides(call):
-        if kinds_of(claimed(variation.apply(call))) - kinds:
+        strided = variation.apply(call)
+        now = claimed(strided)
+        if now - usual if _is_shaped_as(strided, call) else kinds_of(now) - kinds:
             yield variation
     few = max((tensor.ndim for tensor in call.tensors), default=0) < _USUAL_DIMS
     for ndim, variation in enumerate(_dims(call)):
         if (few and ndim == _USUAL_DIMS) or kinds_of(claimed(variation.apply(call))) - kinds:
             yield variation
+
+
+def _is_shaped_as(changed: Call | None, call: Call) -> bool:
+    """Return whether the tensors of a changed call have the same shapes, so that its rules name the same dims."""
+    return changed is not None and [one.shape for one in changed.tensors] == [one.shape for one in call.tensors]
 
 
 def argument_branches(call: Call) -> Iterator[Variation]:
