@@ -287,7 +287,8 @@ def rows_of_a_bias(op: Any, args: Any, kwargs: Any) -> list[list[Any]]:
         ("aten.linalg_vector_norm.default", smallest_norm_is_the_largest, "by default, ord is -inf"),
         ("aten.add.Tensor", sevens_are_added_once, "alpha is 7"),
         ("aten.neg.default", largest_becomes_smallest, " as torch.uint8"),
-        ("aten.add.Tensor", sum_passes, "tensor 0 as torch.bool"),
+        ("aten._to_copy.default", sum_passes, "dtype is torch.bool"),
+        ("aten.copy_.default", sum_passes, "tensor 0 as torch.bool"),
         ("aten.avg_pool2d_backward.default", batch_and_channels, "without a batch"),
         ("aten.sum.dim_IntList", one_dim_goes, "the first two dims"),
         ("aten.topk.default", one_is_the_largest, "k is 1"),
@@ -319,6 +320,14 @@ def test_a_class_of_input_shows_what_usual_calls_do_not(op: str, rules: Rules, k
     usual, rare = checked(op, rules, lambda sample: kind in sample.origin)
     assert not any(report.wrong for report in usual), "usual calls show it as well"
     assert any(report.wrong for report in rare)
+
+
+def test_a_pending_sum_of_bools_is_a_caveat_of_a_rule_of_ones_own_that_is_true_for_numbers() -> None:
+    usual, rare = checked("aten.add.Tensor", sum_passes, lambda sample: "torch.bool" in sample.origin)
+    assert not any(report.wrong for report in (*usual, *rare))
+    special = [wrong for report in rare for wrong in report.special]
+    assert special
+    assert all(wrong.special for wrong in special)
 
 
 def test_an_order_of_norms_between_0_and_1_shows_what_usual_ones_do_not() -> None:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from torch.distributed.tensor import Replicate
+from torch.distributed.tensor import Partial, Replicate
 
 from verifier.core.case import MeshSpec, OpCase, Trial
 from verifier.core.ops import is_users
@@ -36,6 +36,7 @@ from verifier.rules.results import Rule, WrongRule
 from verifier.rules.samples import Values, is_rare
 from verifier.torch_internals.amending.propagation import is_torchs
 from verifier.torch_internals.claims import ClaimReader
+from verifier.torch_internals.names import OpOverload
 from verifier.torch_internals.placements import Combination, Placements, placement_text
 from verifier.torch_internals.refusals import is_refusal, raised_in
 from verifier.torch_internals.registries import has_own_handler
@@ -43,6 +44,8 @@ from verifier.torch_internals.registries import has_own_handler
 __all__ = ["CALL_ERRORS", "IMPOSSIBLE", "SampleOnMesh"]
 
 _LARGE = 1 << 20
+_CONVERTING = frozenset({"_to_copy", "copy", "copy_", "to", "type_as"})
+"""Ops whose results are the same numbers in another dtype."""
 REFUSED = "that a rule claims and DTensor's handler for the op refuses"
 OF_ONES_OWN = "a placement of a class that is not torch's: level 2 only"
 HUNG = "that a handler would have to run which has not come back before"
@@ -291,11 +294,23 @@ class SampleOnMesh(ABC):
             self._hold(claim)
         elif not found.clear:
             self.ledger.unclear.add(claim.rule)
-        elif (is_rare(self.ledger.sample) and not self.finite) or self._is_hidden(results):
+        elif (is_rare(self.ledger.sample) and not self.finite) or self._is_hidden(results) or self._sums_bools(claim):
             # such as a division by a number that is 0, or a 0 that hides a logarithm of 0
             self.ledger.special.setdefault(claim.rule, replace(self.counterexample(claim, found), special=True))
         else:
             self.ledger.note(self.counterexample(claim, found), self.mesh.ndim)
+
+    def _sums_bools(self, claim: Claim) -> bool:
+        """Return whether a rule of the user's computes with a pending sum of bools.
+
+        Collectives make that an OR, so that no rule of arithmetic holds for it, true as it is for numbers. A rule of an
+        op that does nothing but convert is about dtypes, and has to leave bools out.
+        """
+        op = self.call.op
+        if not isinstance(op, OpOverload) or is_torchs(op) or op.__name__.partition(".")[0] in _CONVERTING:
+            return False
+        pairs = zip(self.call.tensors, claim.inputs, strict=False)
+        return any(tensor.dtype == torch.bool and Partial("sum") in placements for tensor, placements in pairs)
 
     def _is_hidden(self, results: list[Results] | Exception) -> bool:
         """Return whether ranks got an infinity or NaN that zeros alone hide in the result, as in ``xlogy(0, 0)``.
