@@ -199,6 +199,16 @@ def miscounted(entry: str, more: int, /, x: torch.Tensor) -> list[torch.Tensor]:
     raise AssertionError("as many placements as mesh dims are needed, and others were taken")
 
 
+def _with_gradients(found: list[Any], model: torch.nn.Module, mesh: Any) -> list[Any]:
+    """Return what was found and the whole gradients of a model, replicated on the mesh if there is one."""
+    for parameter in model.parameters():
+        gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        found.append((gradient.full_tensor() if isinstance(gradient, DTensor) else gradient).detach())
+    if mesh is None:
+        return found
+    return [DTensor.from_local(one, mesh, [Replicate()] * mesh.ndim, run_check=False) for one in found]
+
+
 def fully_sharded(
     precision: list[Any], options: dict[str, Any], used: list[bool], /, x: torch.Tensor, y: torch.Tensor
 ) -> list[torch.Tensor]:
@@ -242,12 +252,7 @@ def fully_sharded(
         made = model(torch.full((1, x.shape[1]), number + 1.0, dtype=x.dtype), both).to(x.dtype)
         made.sum().backward()
         found.append(made.detach())
-    for parameter in model.parameters():
-        gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-        found.append((gradient.full_tensor() if isinstance(gradient, DTensor) else gradient).detach())
-    if mesh is None:
-        return found
-    return [DTensor.from_local(one, mesh, [Replicate()] * mesh.ndim, run_check=False) for one in found]
+    return _with_gradients(found, model, mesh)
 
 
 def sharded_in_turns(
@@ -336,12 +341,7 @@ def sharded_in_turns(
             made.to(x.dtype).backward()
     for module in groups if mesh is not None else ():
         module.reshard()
-    for parameter in model.parameters():
-        gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-        found.append((gradient.full_tensor() if isinstance(gradient, DTensor) else gradient).detach())
-    if mesh is None:
-        return found
-    return [DTensor.from_local(one, mesh, [Replicate()] * mesh.ndim, run_check=False) for one in found]
+    return _with_gradients(found, model, mesh)
 
 
 _PROGRAMS = (
