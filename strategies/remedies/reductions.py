@@ -45,6 +45,11 @@ def _dim_from_the_front(op: str, args: tuple[Any, ...]) -> tuple[Any, ...] | Non
     return (args[0], args[1] + ndim, *args[2:]) if isinstance(args[1], int) and args[1] < 0 else None
 
 
+def _all_dims_for_none(op: str, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    """Return the arguments of a reduction with None for an empty list of dims; both stand for all dims."""
+    return (args[0], None, *args[2:]) if len(args) > 1 and isinstance(args[1], list | tuple) and not args[1] else None
+
+
 def _keeps_dims_by_position(decision: Decision) -> bool:
     """Return whether keepdim is given by position, and the tensor is sharded."""
     return len(decision.args) > 2 and bool(decision.args[2]) and is_sharded(decision.args[0])
@@ -171,6 +176,13 @@ REMEDIES = (
         lambda: vetoed(_names("histc.default"), _has_no_range),
         _names("histc.default"),
         VALUES,
+    ),
+    Remedy(
+        "no-dims-of-nansum",
+        "take an empty list of dims for all dims in meta_nansum (torch/_meta_registrations.py)",
+        lambda: normalised(_names("nansum.default"), _all_dims_for_none),
+        _names("nansum.default"),
+        VALUES | {"WRONG_SHAPE", "CRASH"},
     ),
     Remedy(
         "negative-dim-of-scans",
