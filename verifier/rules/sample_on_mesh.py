@@ -294,20 +294,26 @@ class SampleOnMesh(ABC):
             self._hold(claim)
         elif not found.clear:
             self.ledger.unclear.add(claim.rule)
-        elif (is_rare(self.ledger.sample) and not self.finite) or self._is_hidden(results) or self._sums_bools(claim):
+        elif (
+            (is_rare(self.ledger.sample) and not self.finite)
+            or self._is_hidden(results)
+            or self._sums_bools(claim, found)
+        ):
             # such as a division by a number that is 0, or a 0 that hides a logarithm of 0
             self.ledger.special.setdefault(claim.rule, replace(self.counterexample(claim, found), special=True))
         else:
             self.ledger.note(self.counterexample(claim, found), self.mesh.ndim)
 
-    def _sums_bools(self, claim: Claim) -> bool:
-        """Return whether a rule of the user's computes with a pending sum of bools.
+    def _sums_bools(self, claim: Claim, found: Mismatch) -> bool:
+        """Return whether a rule of the user's computes with a pending sum of bools, and has other values for that.
 
         Collectives make that an OR, so that no rule of arithmetic holds for it, true as it is for numbers. A rule of an
         op that does nothing but convert is about dtypes, and has to leave bools out.
         """
         op = self.call.op
-        if not isinstance(op, OpOverload) or is_torchs(op) or op.__name__.partition(".")[0] in _CONVERTING:
+        if found.kind is not VerdictKind.WRONG_VALUE or not isinstance(op, OpOverload) or is_torchs(op):
+            return False
+        if op.__name__.partition(".")[0] in _CONVERTING:
             return False
         pairs = zip(self.call.tensors, claim.inputs, strict=False)
         return any(tensor.dtype == torch.bool and Partial("sum") in placements for tensor, placements in pairs)
