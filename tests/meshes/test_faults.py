@@ -73,17 +73,26 @@ def test_a_fault_is_the_verdict_of_its_trial(
 
 
 def test_an_op_that_has_hung_is_not_waited_for_as_long_if_it_hangs_in_the_same_way() -> None:
-    """The first hang takes the whole limit. Verdicts are the same; a trial that hangs elsewhere gets its whole time."""
-    hangs = Hangs()
+    """The first hang takes the whole limit. Verdicts are the same; a trial that hangs elsewhere gets its whole time.
+
+    A rank that computes gets its whole time, too, which on a busy machine is what one that waits may seem to do.
+    """
+    hangs, more = Hangs(), 3
     with Pool(PoolKey.of(MESH), trial_limit=TRIAL_LIMIT, grace=0.5, hangs=hangs) as pool:
         hanging = trial("P(sum)", "hang:1")
-        observations = list(pool.run([hanging, hanging, *BATCH, trial("S(1)", "hang:1")]))
-    assert [one.fate for one in observations] == [Fate.HANG] * 2 + [Fate.COMPLETED] * len(BATCH) + [Fate.HANG]
-    assert kinds(observations) == [VerdictKind.HANG] * 2 + [VerdictKind.PASS] * len(BATCH) + [VerdictKind.HANG]
-    details = [one.detail for one in observations if one.fate is Fate.HANG]
-    assert details[:2] == ["after 3 s: ranks 0, 1 in forward", "after 0.6 s: ranks 0, 1 in forward"]
-    assert details[2].startswith("after 3 s: rank 0 in ")  # no collective keeps rank 0 in the forward call
-    assert [one.seconds > TRIAL_LIMIT for one in observations if one.fate is Fate.HANG] == [True, False, True]
+        first, *again = pool.run([hanging] * (1 + more))
+        *after, elsewhere = pool.run([*BATCH, trial("S(1)", "hang:1")])
+    assert {one.fate for one in (first, *again, elsewhere)} == {Fate.HANG}
+    assert {*kinds([first, *again, elsewhere])} == {VerdictKind.HANG}
+    assert kinds(after) == [VerdictKind.PASS] * len(BATCH)
+    assert first.detail == "after 3 s: ranks 0, 1 in forward"
+    assert first.seconds > TRIAL_LIMIT
+    early = [one for one in again if one.detail == "after 0.6 s: ranks 0, 1 in forward"]
+    assert early
+    assert all(one.seconds < TRIAL_LIMIT for one in early)
+    assert {one.detail for one in again} <= {first.detail, early[0].detail}
+    assert elsewhere.detail.startswith("after 3 s: rank 0 in ")  # no collective keeps rank 0 in the forward call
+    assert elsewhere.seconds > TRIAL_LIMIT
 
 
 @pytest.mark.parametrize(
@@ -116,6 +125,16 @@ def test_what_hangs_as_before(op: str, states: tuple[str, ...], used: float, wai
         assert flight.waited == pytest.approx(2.0) if waits else flight.limit == pytest.approx(5.0)
     else:
         assert limits == [5.0, 10.0]
+
+
+def test_all_ranks_are_new_after_one_found_its_memory_broken() -> None:
+    """What broke it has run in all of them: another one would die in a later trial."""
+    with Pool(PoolKey.of(MESH), trial_limit=TRIAL_LIMIT, grace=0.5) as pool:
+        list(pool.run([trial("S(1)")]))
+        before = pool.pids
+        observations = list(pool.run([trial("S(1)", "abort:1"), trial("S(1)")]))
+        assert kinds(observations) == [VerdictKind.DIED, VerdictKind.PASS]
+        assert not {*before} & {*pool.pids}
 
 
 def test_a_rank_that_raises_alone_costs_no_restart(pool: Pool) -> None:

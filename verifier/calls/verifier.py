@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
@@ -242,12 +243,28 @@ class Verifier:
         return pool
 
     def _observe(self, pool: Pool, trials: Sequence[Trial]) -> Iterator[Observation]:
-        """Yield the observations up to the first that brings the ranks down: each further one might do so, too."""
+        """Yield the observations up to the first that brings the ranks down: each further one might do so, too.
+
+        A trial in which a process dies is run once more, since an earlier one may have written where it should not.
+        """
         try:
             for observation in pool.run(trials):
+                if observation.fate is Fate.DIED:
+                    died = observation
+                    break
                 yield observation
                 if observation.fate is not Fate.COMPLETED:
                     return
+            else:
+                return
+            (again,) = pool.run([died.trial])
+            if again.fate is not Fate.DIED:
+                warnings.warn(
+                    f"{died.detail}; it did not when {died.trial.case.op} was run again on new processes, so that an "
+                    "earlier call may have broken the memory of the one that died",
+                    stacklevel=2,
+                )
+            yield again
         except PoolError as error:
             pool.close()
             call = trials[0].case.call

@@ -7,6 +7,7 @@ trial ended. It sees which ranks have reported, raised or died, and the phase of
 from __future__ import annotations
 
 import logging
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,6 +28,8 @@ from verifier.processes.limits import is_out_of_memory, memory_note
 __all__ = ["Pool", "PoolSet", "Stopped"]
 
 _log = logging.getLogger(__name__)
+_BROKEN_MEMORY = frozenset({signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGSEGV})
+"""What ends a process that finds its memory broken."""
 _NAP = 0.006
 """Seconds for which reports gather: waking the controller for each one takes a processor from the ranks each time."""
 _STOP_LOOK = 0.25
@@ -236,9 +239,13 @@ class Pool:
             self._recover(f"while idle: {self._who_died(sorted(self._lost))}")
 
     def _recover(self, reason: str) -> None:
-        """Make the ranks usable after a fault, with as few new processes as possible."""
+        """Make the ranks usable after a fault, with as few new processes as possible.
+
+        What wrote where it should not in one process has run in all of them, and another one may die of it later.
+        """
         started, replaced = time.monotonic(), self._crew.replaced
-        self._crew.mend(self._lost)
+        broken = any(self._crew.processes[index].signal() in _BROKEN_MEMORY for index in self._lost)
+        self._crew.mend(range(self.size) if broken else self._lost)
         self._lost = set()
         seconds = time.monotonic() - started
         self.restarts += 1
