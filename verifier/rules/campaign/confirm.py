@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -15,7 +15,6 @@ from torch.distributed.tensor import Replicate
 from verifier.core.case import IN_INFERENCE_MODE, MeshSpec, OpCase, Trial
 from verifier.core.observation import Fate, Observation
 from verifier.core.ops import resolve
-from verifier.core.placement_text import split_placements
 from verifier.core.verdict import CLASSES, Phase, Verdict, VerdictKind
 from verifier.findings.attribution import Attribution, passed_again, unmended
 from verifier.findings.failures import Failure, Runner, first_error
@@ -47,7 +46,8 @@ from verifier.rules.campaign.agreement import error_text, rule_of_any_call, show
 from verifier.rules.campaign.collect import wrong_record
 from verifier.rules.campaign.defects import base_op, class_of, defect_key
 from verifier.rules.campaign.outcomes import Outcomes
-from verifier.rules.results import Rule, WrongRule
+from verifier.rules.campaign.refuted import Refutations, Refuted
+from verifier.rules.results import WrongRule
 from verifier.torch_internals.names import OpOverload
 from verifier.torch_internals.ops import is_composite
 
@@ -89,16 +89,6 @@ class _Defect:
     """More counterexamples of the rules, from other calls."""
     occurrences: int = 0
     also: dict[str, None] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class _Refuted:
-    """A rule that real processes have refuted, its placements by mesh dim, and the finding that it belongs to."""
-
-    rule: Rule
-    columns: Counter[tuple[str, ...]]
-    mesh_dims: int
-    name: str
 
 
 class Confirmer:
@@ -156,8 +146,7 @@ class Confirmer:
         self._unexplained: set[str] = set()
         """Keys of wrong rules of which one was mended by nothing."""
         self._tried_after_calls: Counter[str] = Counter()
-        self._refuted: dict[tuple[str, VerdictKind], list[_Refuted]] = defaultdict(list)
-        """The rules that real processes have refuted and nothing known explains, by op and verdict."""
+        self._refutations = Refutations()
 
     def replay_known(self, ops: set[str], meshes: Collection[MeshSpec] = ()) -> None:
         """Run the baseline's entries again whose op is among ``ops``, to see which still fail.
@@ -198,7 +187,7 @@ class Confirmer:
         shown that one of them is wrong by itself and new: it is wrong for as long as that rule is. So rules of one mesh
         dim come in a call before their products. The records do not depend on the number of lanes.
         """
-        follows = [self._follows(wrong) for wrong, _ in wrongs]
+        follows = [self._refutations.implying(wrong) for wrong, _ in wrongs]
         rules = [wrong for (wrong, _), refuted in zip(wrongs, follows, strict=True) if refuted is None]
         if self._lanes is None:
             attempts = iter([self._attempts(self.run, wrong) for wrong in rules])
@@ -209,17 +198,7 @@ class Confirmer:
             for (wrong, family), refuted in zip(wrongs, follows, strict=True)
         ]
 
-    def _follows(self, wrong: WrongRule) -> _Refuted | None:
-        """Return the rule of fewer mesh dims that makes a product wrong; None if no such rule has been refuted."""
-        if not _is_plain(wrong):
-            return None
-        dims, columns = load_trial(wrong.trial).mesh.ndim, _columns(wrong)
-        for one in self._refuted[wrong.rule.op, wrong.verdict]:
-            if one.mesh_dims < dims and one.columns and one.columns <= columns:
-                return one
-        return None
-
-    def _implied(self, wrong: WrongRule, refuted: _Refuted) -> WrongRuleRecord:
+    def _implied(self, wrong: WrongRule, refuted: Refuted) -> WrongRuleRecord:
         """Return the record of a product that is wrong because a rule in it is."""
         defect = self._defects[refuted.name]
         defect.occurrences += wrong.draws
@@ -393,9 +372,8 @@ class Confirmer:
         defect.occurrences += wrong.draws
         defect.also[f"{wrong.rule} on mesh {wrong.mesh}"] = None
         defect.others += [other for other in wrong.others if other.verdict is wrong.verdict]
-        if self.baseline.get(name) is None and _is_plain(wrong):
-            refuted = _Refuted(wrong.rule, _columns(wrong), failure.trial.mesh.ndim, name)
-            self._refuted[wrong.rule.op, wrong.verdict].append(refuted)
+        if self.baseline.get(name) is None:
+            self._refutations.add(wrong, failure.trial.mesh.ndim, name)
         return wrong_record(wrong, confirmed, name, self.baseline.get(name) is not None)
 
     def _name(self, wrong: WrongRule, failure: Failure) -> str:
@@ -497,22 +475,6 @@ def _is_composite(case: OpCase) -> bool:
 
 def _on_gloo(trial: Trial) -> Trial:
     return replace(trial, mesh=replace(trial.mesh, backend="gloo"))
-
-
-def _is_plain(wrong: WrongRule) -> bool:
-    """Return whether it is the claim itself that is wrong, for ordinary values and without any call before."""
-    return not (wrong.fails or wrong.special or wrong.left_out or wrong.writes)
-
-
-def _columns(wrong: WrongRule) -> Counter[tuple[str, ...]]:
-    """Return for each mesh dim on which not everything is replicated the placements of all tensors there.
-
-    What has no placement for each mesh dim, such as the None of an optional result, is the same on all of them.
-    """
-    dims = load_trial(wrong.trial).mesh.ndim
-    rows = [split_placements(text) for text in (*wrong.rule.inputs, *wrong.rule.outputs)]
-    columns = zip(*(row if len(row) == dims else (str(row),) * dims for row in rows), strict=True)
-    return Counter(column for column in columns if set(column) != {"R"})
 
 
 def _size(wrong: WrongRule, failure: Failure) -> tuple[int, int, int]:

@@ -236,10 +236,12 @@ def flat_states_nested() -> contextlib.AbstractContextManager[None]:
                 load(model, optimisers, state, info)
                 return
             info.flatten_optimizer_state_dict = False
-            for one in optimisers:
-                restoring._init_optim_state(one)
-                load(model, (one,), unflatten(one, state, info) if state else state, info)
-            info.flatten_optimizer_state_dict = True
+            try:
+                for one in optimisers:
+                    restoring._init_optim_state(one)
+                    load(model, (one,), unflatten(one, state, info) if state else state, info)
+            finally:
+                info.flatten_optimizer_state_dict = True
 
         return loaded
 
