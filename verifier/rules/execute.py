@@ -139,9 +139,10 @@ class LocalCall:
         tensors = list(tensors)
         for number in self.written:
             tensors[number] = tensors[number].clone()
-        filled = pytree.tree_map_only(Slot, lambda slot: tensors[slot.index], tuple(args))
-        _, kwargs = pytree.tree_unflatten(self._with(tensors), self._spec)
-        return self._results(op(*filled, **kwargs), tensors)
+        kwargs = self._kwargs
+        if len(tensors) > self.in_args:
+            _, kwargs = pytree.tree_unflatten(self._with(tensors), self._spec)
+        return self._results(op(*(_filled(arg, tensors) for arg in args), **kwargs), tensors)
 
     def _with(self, tensors: Sequence[torch.Tensor]) -> list[object]:
         leaves = list(self.leaves)
@@ -166,6 +167,18 @@ class LocalCall:
                 made.append(tensors[number])
             written.append(index)
         return Results(tuple(made), others, returned, tuple(written))
+
+
+def _filled(value: object, tensors: Sequence[torch.Tensor]) -> object:
+    """Return ``value`` with tensors in place of its slots. DTensor makes lists and tuples only; this is the inner loop.
+
+    See :meth:`LocalCall.rewritten`.
+    """
+    if isinstance(value, Slot):
+        return tensors[value.index]
+    if type(value) is list or type(value) is tuple:
+        return type(value)(_filled(one, tensors) for one in value)
+    return value
 
 
 def tensor_groups(call: LocalCall, case: OpCase, lists_alike: bool = False) -> tuple[tuple[int, ...], ...]:
