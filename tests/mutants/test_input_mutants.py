@@ -261,12 +261,22 @@ def rows_of_a_bias(op: Any, args: Any, kwargs: Any) -> list[list[Any]]:
     return [[Shard(0), Shard(0), Shard(1), Replicate()]] if bias[:1] == (left[1],) and left[1] > 1 else []
 
 
+def vectors_by_their_rows(op: Any, args: Any, kwargs: Any) -> list[list[Any]]:
+    """Take right sides for matrices if they have as many rows, as a batch of vectors has, too."""
+    a, b = args[:2]
+    if len(b.shape) < 2 or b.shape[-2] != a.shape[-1]:
+        return [[SUM, Replicate(), Replicate(), Replicate(), Replicate(), SUM]]
+    columns = Shard(len(b.shape) - 1)
+    return [[columns, Replicate(), Replicate(), Replicate(), Replicate(), columns]]
+
+
 @pytest.mark.parametrize(
     ("op", "rules", "kind"),
     [
         ("aten.tanh.default", sum_passes_if(lambda meta: 0 in meta.stride), "expanded along"),
         ("aten.tanh.default", sum_passes_if(lambda meta: meta.stride[-2:] == (1, 1)), "overlapping windows"),
         ("aten.tanh.default", sum_passes_if(lambda meta: meta.stride[-2:-1] > meta.shape[-1:]), "gaps in memory"),
+        ("aten._linalg_solve_ex.default", vectors_by_their_rows, "extent"),
         ("aten.native_batch_norm.default", rows_without_statistics, "without running_mean, running_var"),
         ("aten.stack.default", shifted_in_short_lists, "5 tensors"),
         ("aten.addbmm.default", rows_of_a_bias, "without its first dim, extent"),

@@ -10,6 +10,8 @@ __all__ = ["is_trusting", "is_unchecked"]
 
 _CHECKED_IN_PYTHON = ("binary_cross_entropy",)
 """Ops whose functions check sizes, and whose kernels take what these refuse."""
+_CHECKED_BY_META = "_linalg_"
+"""Helper ops of linear algebra compute the sizes of their results first, and check those of their arguments there."""
 
 
 def is_trusting(call: Call) -> bool:
@@ -23,4 +25,5 @@ def is_unchecked(call: Call) -> bool:
     """Return whether a change of sizes may pass unseen: by the kernel, or because torch resizes an output."""
     base = base_of(str(call.op))
     fixed = any(parameter.out for parameter in parameters(call.op)) or "backward" in base or base in _CHECKED_IN_PYTHON
-    return fixed or is_trusting(call) or base.startswith(("_foreach", "_amp_foreach"))
+    trusting = is_trusting(call) and not base.startswith(_CHECKED_BY_META)
+    return fixed or trusting or base.startswith(("_foreach", "_amp_foreach"))
