@@ -7,17 +7,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import pairwise
 
 import torch
 
 from strategies.opinfo.calls.call import Call, Parameter, attempt, parameters, quiet
+from strategies.opinfo.calls.checked import codes_of
 from strategies.opinfo.calls.op_facts import TRUSTING
 from strategies.opinfo.calls.op_names import base_of
 from strategies.opinfo.programs import called_both_ways, called_twice
 from strategies.opinfo.samples.argument_spellings import spellings, with_value
+from strategies.opinfo.samples.branches import near_numbers
 from verifier.core.case import OpCase
 from verifier.core.ops import resolve
 from verifier.programs import SecondCall, calls_again
+from verifier.torch_internals.amending.propagation import is_torchs
+from verifier.torch_internals.amending.rule_code import constants_of_op, constants_of_rule
 from verifier.torch_internals.names import OpOverload, pytree
 
 __all__ = [
@@ -46,6 +51,8 @@ _CHOICES: dict[str, tuple[object, ...]] = {
 """Values of arguments that are texts, by name."""
 _CODES = ("dtype", "out_dtype", "layout", "memory_format")
 """Arguments whose type is an integer in a schema and is something else for users."""
+_LONGEST, _MOST_TEXTS, _MOST_NUMBERS = 32, 12, 6
+"""Longer texts in the code of a rule are no arguments. So many texts and numbers are taken."""
 _SEEDS = 16
 """How often a call runs, to see whether its random numbers show in its results."""
 _DTYPES = (torch.int64, torch.bool, torch.float32, torch.float64)
@@ -110,6 +117,11 @@ def _harmless(call: Call, parameter: Parameter, given: object) -> Iterator[objec
 def _others(call: Call, parameter: Parameter, given: object) -> Iterator[object]:
     """Yield other values of an argument of ``call``, of each kind that its type allows."""
     type_, name = parameter.type, parameter.name
+    if type(given) is int and (codes := codes_of(call.op, name)):
+        yield from codes
+        return
+    if not is_torchs(call.op):
+        yield from _in_code(call, type_)
     if isinstance(given, bool):
         yield not given
     elif isinstance(given, int | float):
@@ -127,16 +139,31 @@ def _others(call: Call, parameter: Parameter, given: object) -> Iterator[object]
         yield list(given[:-1])
         yield list(call.tensors[0].shape)
         yield list(call.tensors[0].shape[-len(given) - 1 :])
+    elif isinstance(given, list | tuple) and given and all(type(item) in (bool, float) for item in given):
+        yield [not item if isinstance(item, bool) else -item for item in given]
+        yield list(reversed(given))
+        yield list(given[:-1])
     elif given is None:
         if "number" in type_ or "float" in type_:
             yield from (1.0, 0.0)
         elif "List" not in type_ and "int" in type_ and name not in _CODES:
             yield from (0, 1)
     yield from _CHOICES.get(name, ())
-    if name in ("dtype", "out_dtype") and "int" in type_:
+    if (name in ("dtype", "out_dtype") and "int" in type_) or isinstance(given, torch.dtype):
         yield from _DTYPES
     if type_.startswith("Optional"):
         yield None
+
+
+def _in_code(call: Call, type_: str) -> Iterator[object]:
+    """Yield the texts, or numbers near those, that stand in the code of a rule of the user's and of the op itself."""
+    found = constants_of_rule(call.op) | constants_of_op(call.op)
+    constants = sorted(found, key=lambda one: (isinstance(one, str), str(one)))
+    if "str" in type_:
+        yield from [one for one in constants if isinstance(one, str) and len(one) <= _LONGEST][:_MOST_TEXTS]
+    elif "List" not in type_ and any(part in type_ for part in ("number", "float", "int")):
+        numbers = near_numbers(constants)
+        yield from ([one for one in numbers if isinstance(one, int)] if "int" in type_ else numbers)[:_MOST_NUMBERS]
 
 
 def exchanged(call: Call) -> Iterator[tuple[str, str, Call]]:
@@ -181,7 +208,10 @@ def squared(call: Call) -> Call:
 
 
 def second_calls(case: OpCase) -> Iterator[SecondCall]:
-    """Yield pairs of calls that torch accepts, of which one is the plain call ``case``, in both orders."""
+    """Yield pairs of calls that torch accepts, in both orders.
+
+    One of a pair is the plain call ``case``, but where torch leaves out an argument of it.
+    """
     op = resolve(case.call)
     if not isinstance(op, OpOverload) or any(parameter.out for parameter in parameters(op)):
         return
@@ -190,10 +220,12 @@ def second_calls(case: OpCase) -> Iterator[SecondCall]:
         made = attempt(call)
         if made is None:
             return
+        beside: dict[str, list[Call]] = {}
         for name, other in other_arguments(call):
             if not changes(call, other):
                 continue
-            written = _written_out(call, name)
+            dropped = not is_torchs(op) and _is_dropped(call, name)
+            written = call if dropped else _written_out(call, name)
             before, plain, results = made, written, attempt(other)
             if results is None:
                 plain, other = squared(written), squared(other)
@@ -201,12 +233,35 @@ def second_calls(case: OpCase) -> Iterator[SecondCall]:
                 if square is None or results is None:
                     continue
                 before = square
+            elif dropped:
+                beside.setdefault(name, []).append(other)
             for first, second, last in ((plain, other, results), (other, plain, before)):
                 cast = _telling_cast(before, results, last)
                 yield _pair(case, name, first, second, (changes(first, second), *cast))
+        for name, others in beside.items():
+            for one, two in pairwise(others):
+                for first, second in ((one, two), (two, one)):
+                    if changed := changes(first, second):
+                        yield _pair(case, name, first, second, (changed,))
         for name, also, other in [] if checks_no_sizes(call) else exchanged(call):
             if attempt(other) is not None:
                 yield _pair(case, name, call, other, (name, also))
+
+
+def _is_dropped(call: Call, name: str) -> bool:
+    """Return whether torch leaves an argument out before DTensor sees the call: it and all behind it are defaults.
+
+    Two other values of it are both there, and so may have one key.
+    """
+    behind = [one for one in parameters(call.op) if not one.keyword_only]
+    names = [one.name for one in behind]
+    if name not in names:
+        return False
+    behind = behind[names.index(name) :]
+    given = ((call.values.get(one.name, one.default), one.default) for one in behind if one.has_default)
+    return all(one.has_default for one in behind) and all(
+        not holds_tensor(value) and value == default for value, default in given
+    )
 
 
 def _written_out(call: Call, name: str) -> Call:

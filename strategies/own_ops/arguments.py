@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 
 from strategies.opinfo.calls.call import Call
+from strategies.opinfo.calls.checked import codes_of
 from strategies.opinfo.calls.running import accepts
 from strategies.opinfo.samples.argument_spellings import Variation, with_value, with_values
 from strategies.opinfo.samples.branches import (
@@ -110,7 +111,8 @@ def _values(call: Call) -> Iterator[_Value]:
         named = [default] * argument.has_default_value() + [None] * optional + [given is not True] * (kind == "bool")
         lengths = lengths_of_rule(call.op) if "Tensor" in kind and isinstance(given, list | tuple) and given else []
         longer = [[*given, *given * length][:length] for length in lengths]  # type: ignore[misc, operator]
-        for number, value in enumerate((*named, *_candidates(kind, given, constants), *longer)):
+        others = codes_of(call.op, argument.name) if kind == "int" else ()
+        for number, value in enumerate((*named, *(others or _candidates(kind, given, constants)), *longer)):
             if not _alike(value, given):
                 change = partial(with_value, name=argument.name, value=value)
                 variation = Variation(f"{argument.name} is {_shown(value)}", change)

@@ -261,6 +261,11 @@ def rows_of_a_bias(op: Any, args: Any, kwargs: Any) -> list[list[Any]]:
     return [[Shard(0), Shard(0), Shard(1), Replicate()]] if bias[:1] == (left[1],) and left[1] > 1 else []
 
 
+def bits_of_the_largest(op: Any, args: Any, kwargs: Any) -> list[list[Any]]:
+    """Claim that the bits of a maximum are those of all numbers, which holds for bools and not for bytes."""
+    return [[Partial("max")] * 3] if args[0].dtype in (torch.bool, torch.uint8) else []
+
+
 def vectors_by_their_rows(op: Any, args: Any, kwargs: Any) -> list[list[Any]]:
     """Take right sides for matrices if they have as many rows, as a batch of vectors has, too."""
     a, b = args[:2]
@@ -276,6 +281,7 @@ def vectors_by_their_rows(op: Any, args: Any, kwargs: Any) -> list[list[Any]]:
         ("aten.tanh.default", sum_passes_if(lambda meta: 0 in meta.stride), "expanded along"),
         ("aten.tanh.default", sum_passes_if(lambda meta: meta.stride[-2:] == (1, 1)), "overlapping windows"),
         ("aten.tanh.default", sum_passes_if(lambda meta: meta.stride[-2:-1] > meta.shape[-1:]), "gaps in memory"),
+        ("aten.bitwise_or.Tensor", bits_of_the_largest, "all integers as torch.uint8"),
         ("aten._linalg_solve_ex.default", vectors_by_their_rows, "extent"),
         ("aten.native_batch_norm.default", rows_without_statistics, "without running_mean, running_var"),
         ("aten.stack.default", shifted_in_short_lists, "5 tensors"),

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.distributed.tensor import Partial, Shard
+from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor._op_schema import RuntimeSchemaInfo
 from torch.distributed.tensor._ops.single_dim_strategy import register_single_dim_strategy
 from torch.distributed.tensor.experimental import register_sharding
@@ -118,6 +118,29 @@ def test_arguments_of_each_kind_are_changed(op: str, args: Any, kwargs: Any, cha
         assert needs_fresh_caches(pair.program)
         begins_like_it = [one.args[: len(case.args)] == case.args for one in (pair.first, pair.second)]
         assert any(begins_like_it)  # a default that it leaves out may be written out
+
+
+def test_two_values_of_an_argument_make_a_pair_where_torch_leaves_out_its_default() -> None:
+    """A rule of the user's is right for the default, which is no argument of what DTensor sees."""
+    op = aten.linalg_qr.default
+    case = OpCase("aten.linalg_qr.default", f"torch.ops.{op}", (NUMBERS,), {}, family="opinfo")
+    with replaced_strategy(op):
+        register_sharding(op)(lambda x, mode="reduced": [([Replicate(), Replicate()], [Replicate(), None])])
+        pairs = [(pair.first.args[1:], pair.second.args[1:]) for pair in second_calls(case)]
+    assert (("complete",), ("r",)) in pairs
+    assert (("r",), ("complete",)) in pairs
+    assert (("reduced",), ("r",)) not in pairs
+
+
+def test_texts_and_numbers_in_the_code_of_a_rule_are_asked_about() -> None:
+    def many_add_up(op: object, args: Any, kwargs: Any) -> list[list[Any]]:
+        return [[Partial("sum"), Partial("sum")]] if len(args) > 1 and args[1] > 40 else []
+
+    op = aten.mul.Scalar
+    with replaced_strategy(op):
+        register_single_dim_strategy(op, schema_info=RuntimeSchemaInfo())(many_add_up)
+        report = check_sample(Called("aten.mul.Scalar", NUMBERS, 2.0), CheckOptions((TWO,), claims_only=True))
+    assert {stale.left_out for stale in report.stale} == {"other"}
 
 
 def test_what_register_sharding_leaves_out_of_the_key_is_said() -> None:

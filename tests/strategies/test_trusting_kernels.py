@@ -7,12 +7,17 @@ import sys
 
 import pytest
 import torch
+from torch.distributed.tensor import Partial, Shard
+from torch.distributed.tensor._op_schema import RuntimeSchemaInfo
+from torch.distributed.tensor._ops.single_dim_strategy import register_single_dim_strategy
 from torch_versions import torch_is
 
 from strategies.opinfo.calls.call import Call
 from strategies.opinfo.samples.sample import read_by_strides
 from strategies.opinfo.source import SOURCE
+from verifier.programs import second_calls
 from verifier.rules.samples import SampleOptions, Target
+from verifier.torch_internals.registries import replaced_strategy
 
 aten = torch.ops.aten
 NUMBERS = torch.arange(1.0, 28.0, dtype=torch.float64).sin().reshape(3, 3, 3)
@@ -75,6 +80,38 @@ def test_windows_are_those_of_the_tensor_that_they_come_from(row: str) -> None:
                 assert windows.shape == torch.empty(sizes).unfold(*how).shape, sample.origin  # type: ignore[arg-type]
                 found += 1
     assert found or row != "unfold"
+
+
+def test_a_size_that_a_kernel_trusts_stays_where_a_rule_branches_on_it() -> None:
+    """_fft_c2r writes as many elements as it is told, and ends the process later (torch 2.13)."""
+    op = aten._fft_c2r.default
+    with replaced_strategy(op):
+        register_single_dim_strategy(op, schema_info=RuntimeSchemaInfo(1))(
+            lambda op, args, kwargs: [[Shard(0), Shard(0)]] if args[3] % 3 else [[Partial("sum"), Partial("sum")]]
+        )
+        calls = [sample.draw(0, 0) for sample in SOURCE.samples(Target(str(op), "opinfo", str(op)), SampleOptions())]
+    cases = [case for case in calls if case is not None]
+    assert {case.args[2] for case in cases} <= {0, 1, 2}
+    for case in cases:
+        x, dims, _, size = case.args
+        assert isinstance(x, torch.Tensor)
+        assert x.shape[dims[-1]] == size // 2 + 1  # type: ignore[index, operator]
+
+
+def test_a_code_of_a_choice_is_one_that_a_rule_may_mean() -> None:
+    """Kernels take a reduction that is none of the three for one of them."""
+    op = aten.mse_loss.default
+    with replaced_strategy(op):
+        register_single_dim_strategy(op, schema_info=RuntimeSchemaInfo(2))(
+            lambda op, args, kwargs: (
+                [[Shard(0)] * 3] if len(args) > 2 and args[2] == 0 else [[Partial("sum"), Shard(0), Shard(0)]]
+            )
+        )
+        made = SOURCE.samples(Target("aten.mse_loss.default", "opinfo", "aten.mse_loss.default"), SampleOptions())
+        cases = [sample.draw(0, 0) for sample in made]
+        pairs = [pair for case in cases if case is not None for pair in second_calls(case)]
+    given = [case for case in cases if case is not None] + [case for one in pairs for case in (one.first, one.second)]
+    assert {case.args[2] for case in given if len(case.args) > 2} == {0, 1, 2}
 
 
 _WRITE = """

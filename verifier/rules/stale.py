@@ -24,6 +24,7 @@ from verifier.records.values import trial_record
 from verifier.rules.execute import LocalCall
 from verifier.rules.results import Rule, WrongRule
 from verifier.rules.sample_on_mesh import CALL_ERRORS, SampleOnMesh
+from verifier.torch_internals.amending.propagation import is_torchs
 from verifier.torch_internals.claims import ClaimReader, Propagation
 from verifier.torch_internals.names import OpOverload, pytree
 from verifier.torch_internals.placements import Combination, placement_text
@@ -31,8 +32,8 @@ from verifier.torch_internals.registries import by_register_sharding
 
 __all__ = ["stale_decisions"]
 
-_PAIRS = 8
-"""At most so many pairs of calls are asked about for each argument that differs."""
+_PAIRS, _PAIRS_OF_OWN = 8, 16
+"""At most so many pairs of calls are asked about for each argument that differs, under torch's rules and others."""
 _ASKED = 24
 """At most so many combinations of each pair."""
 _SHOWN = 2
@@ -44,11 +45,12 @@ def stale_decisions(place: SampleOnMesh) -> Iterator[WrongRule]:
     if not isinstance(place.call.op, OpOverload):
         return
     asked = _combinations(place)
+    most = _PAIRS if is_torchs(place.call.op) else _PAIRS_OF_OWN
     pairs: Counter[str] = Counter()
     calls: dict[Hashable, tuple[OpCase, _Call | None]] = {}  # each case keeps its tensors, and so their ids, alive
     for again in second_calls(place.case):
         name = again.changed
-        if pairs[name] >= _PAIRS:
+        if pairs[name] >= most:
             continue
         for case in (again.first, again.second):
             if (arguments := _arguments(case)) not in calls:

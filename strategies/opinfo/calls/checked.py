@@ -1,17 +1,23 @@
-"""Which kernels check the sizes of their arguments; others read or write past the end of a tensor."""
+"""Which arguments kernels take, and which check the sizes of theirs; others read or write past the end of a tensor."""
 
 from __future__ import annotations
 
 from strategies.opinfo.calls.call import Call, parameters
-from strategies.opinfo.calls.op_facts import TRUSTING
+from strategies.opinfo.calls.op_facts import CODES, TRUSTING
 from strategies.opinfo.calls.op_names import base_of
+from verifier.torch_internals.names import OpOverload
 
-__all__ = ["is_trusting", "is_unchecked"]
+__all__ = ["codes_of", "is_trusting", "is_unchecked"]
 
 _CHECKED_IN_PYTHON = ("binary_cross_entropy",)
 """Ops whose functions check sizes, and whose kernels take what these refuse."""
 _CHECKED_BY_META = "_linalg_"
 """Helper ops of linear algebra compute the sizes of their results first, and check those of their arguments there."""
+
+
+def codes_of(op: OpOverload, name: str) -> tuple[int, ...]:
+    """Return the integers that an argument of ``op`` may be, if they stand for choices; none if any may be given."""
+    return CODES.get(name, ()) if op.namespace == "aten" or name == "reduction" else ()
 
 
 def is_trusting(call: Call) -> bool:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 __all__ = [
     "BITWISE",
+    "CODES",
+    "COMPARED",
     "EVEN_SIZE",
     "FOREACH_SHAPES",
     "KEEP_VALUES",
@@ -197,6 +199,18 @@ SAME_AS = {
     "zeta": "special_zeta",
 }
 """Bases (without outer underscores) whose calls can be made from calls of another base."""
+
+CODES: dict[str, tuple[int, ...]] = {
+    "reduction": (0, 1, 2),
+    "interpolation_mode": (0, 1, 2),
+    "padding_mode": (0, 1, 2),
+    "normalization": (0, 1, 2),
+    "mode": (0, 1, 2),
+}
+"""Integers that stand for choices, by the names of arguments. Kernels take others for one of them, as no rule does."""
+
+COMPARED = ("padding_idx", "ignore_index")
+"""Integers that kernels compare with indices alone, so that any value is safe."""
 
 TRUSTING = (
     "native_batch_norm",

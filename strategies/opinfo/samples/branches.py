@@ -13,7 +13,8 @@ from itertools import combinations, permutations, zip_longest
 import torch
 
 from strategies.opinfo.calls.call import Call, Parameter, attempt, parameters
-from strategies.opinfo.calls.checked import is_trusting, is_unchecked
+from strategies.opinfo.calls.checked import codes_of, is_trusting, is_unchecked
+from strategies.opinfo.calls.op_facts import COMPARED
 from strategies.opinfo.calls.op_names import base_of
 from strategies.opinfo.samples.argument_spellings import DIMS, Variation, with_value, with_values
 from strategies.opinfo.samples.conversions import converted
@@ -82,6 +83,9 @@ def branches(call: Call) -> Iterator[Variation]:
     of_integers = usual.union(*(claimed(_as_integers(dtype).apply(call)) for dtype in _USUAL_INTEGERS))
     for variation in map(_as_integers, _INTEGERS):
         if claimed(variation.apply(call)) - of_integers:
+            yield variation
+    for variation in _of_integers(call):
+        if claimed(variation.apply(call)) - usual:
             yield variation
     kinds = kinds_of(usual)
     for variation in _strides(call):
@@ -296,7 +300,11 @@ def _candidates(
         yield None
     if kind == "bool":
         yield not given
+    elif kind in ("int", "SymInt") and (codes := codes_of(call.op, parameter.name)):
+        yield from codes
     elif kind in ("int", "SymInt"):
+        if is_trusting(call) and parameter.name not in COMPARED:
+            return  # such as a size of which the kernel reads or writes as many elements
         extents = {extent for tensor in call.tensors[:1] for extent in tensor.shape}
         least = 1 if any(part in parameter.name for part in _COUNTS) else -_LARGEST
         more = sorted({extent + one for extent in extents for one in (-1, 0)})
@@ -339,6 +347,20 @@ def _whole(dtype: torch.dtype, call: Call) -> Call | None:
     """Return the call with integers in place of floats; None if it has no floats, or its kernel checks nothing."""
     floats = tuple(number for number, tensor in enumerate(call.tensors) if tensor.is_floating_point())
     return None if is_trusting(call) or not floats else call.with_tensors(floats, partial(converted, dtype=dtype))
+
+
+def _of_integers(call: Call) -> Iterator[Variation]:
+    """Yield a call of integers alone, as ops of bits take, with bools and with integers of other sizes."""
+    if is_trusting(call) or not all(tensor.dtype == torch.int64 for tensor in call.tensors):
+        return
+    for dtype in (*_USUAL_INTEGERS[1:], *_INTEGERS):
+        yield Variation(f"all integers as {dtype}", partial(_each, partial(_integers_as, dtype)))
+
+
+def _integers_as(dtype: torch.dtype, tensor: torch.Tensor) -> torch.Tensor:
+    if dtype == torch.bool:
+        return tensor > tensor.double().nan_to_num().mean()
+    return (tensor if dtype.is_signed else tensor.abs()).to(dtype)
 
 
 def _dtypes(call: Call) -> Iterator[Variation]:
