@@ -1,4 +1,4 @@
-"""Programs of tensors whose memory is exchanged: outputs that have to grow, and buffers that are sharded in place.
+"""Programs of tensors whose memory is exchanged or shared: outputs, and buffers that are sharded in place.
 
 Each imports only torch, so that its source can stand in a reproduction.
 """
@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor, Replicate
 
 from verifier.planning.boundary import declares
 
-__all__ = ["in_context", "resized"]
+__all__ = ["in_context", "resized", "written_to_views"]
 
 
 def resized(
@@ -29,6 +29,44 @@ def resized(
         out = torch.zeros(shape, dtype=x.dtype)
     function(x.detach(), *given, out=out)
     return [out * 2, out]
+
+
+def written_to_views(
+    path: str, given: list[Any], view: list[Any], whole: bool, earlier: list[Any], /, **tensors: torch.Tensor
+) -> list[torch.Tensor]:
+    """Return twice a tensor and twice a view of it, after a function wrote to one of them that it was given as ``out``.
+
+    Parameters
+    ----------
+    given
+        The arguments after the tensors, of which the last one is the base of the view.
+    view
+        The path of the function that makes the view, and its arguments.
+    whole
+        Whether the base is given as ``out``, and not the view.
+    earlier
+        The placements of another tensor that is given as ``out`` first; none if there is none.
+    """
+
+    def at(path: str) -> Any:
+        function: Any = torch
+        for part in path.split(".")[1:]:
+            function = getattr(function, part)
+        return function
+
+    *arguments, held = [tensor.detach() for tensor in tensors.values()]
+    base = held.clone()
+    seen = at(view[0])(base, *view[1:])
+    out = base if whole else seen
+    if earlier:
+        zeros: Any = torch.zeros
+        options: dict[str, Any] = {}
+        if isinstance(out, DTensor):
+            zeros = torch.distributed.tensor.zeros
+            options = {"device_mesh": out.device_mesh, "placements": earlier}
+        at(path)(*arguments, *given, out=zeros(out.shape, dtype=out.dtype, **options))
+    at(path)(*arguments, *given, out=out)
+    return [base * 2, seen * 2]
 
 
 def in_context(ways: list[list[Any]], dims: list[int], /, x: torch.Tensor) -> list[torch.Tensor]:
@@ -66,5 +104,5 @@ def in_context(ways: list[list[Any]], dims: list[int], /, x: torch.Tensor) -> li
     return [DTensor.from_local(one.contiguous(), mesh, everywhere, run_check=False) for one in [*found, *buffers, base]]
 
 
-for _program in (in_context, resized):
+for _program in (in_context, resized, written_to_views):
     declares(f"{__name__}.{_program.__name__}")

@@ -10,6 +10,7 @@ from verifier.execution.remedies import Remedy
 from verifier.placements.algebra import shard_indices
 from verifier.torch_internals.amending.buffers import (
     outputs_resized,
+    outputs_shared,
     sequences_counted,
     sequences_in_front_restored,
     views_of_sequences_kept,
@@ -367,6 +368,14 @@ REMEDIES = (
         outputs_resized,
         ("composite.resized_output", "aten.*out"),
         frozenset({"WRONG_SHAPE", "CRASH"}),
+    ),
+    Remedy(
+        "outputs-that-share-memory",
+        "redistribute the result to the placements of a tensor given as out, and copy it into its memory, where a view "
+        "or its base shares that (_dispatch_fast_path_python_tail in _dispatch.py)",
+        outputs_shared,
+        ("composite.written_to_views", "aten.*out"),
+        refuses=True,
     ),
     Remedy(
         "checkpoints-of-strided-shards",

@@ -256,6 +256,15 @@ def outputs_written_twice() -> None:
     DTensor._op_dispatcher._custom_op_handlers[torch.ops.aten.exp.out] = doubled
 
 
+def outputs_that_are_copies() -> None:
+    """What is written to a view that is given as ``out`` goes to a copy."""
+
+    def copied(_op: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
+        return kwargs["out"].clone().copy_(torch.sqrt(args[0]))
+
+    DTensor._op_dispatcher._custom_op_handlers[torch.ops.aten.sqrt.out] = copied
+
+
 def numbers_drawn_in_vain() -> None:
     """The generator gives one number more than the op takes."""
 

@@ -164,6 +164,11 @@ CASES: dict[Callable[[], None], tuple[Callable[..., Any], tuple[object, ...], di
         ("torch.exp", [], [4, 3], [Shard(0)]),
         {"x": NUMBERS},
     ),
+    entry_point_mutants.outputs_that_are_copies: (
+        buffers.written_to_views,
+        ("torch.sqrt", [], ["torch.Tensor.transpose", 0, 1], False, []),
+        {"x": NUMBERS, "y": NUMBERS.t().clone()},
+    ),
     entry_point_mutants.pickles_that_are_negative: (
         handing_over.stored,
         ("save", "torch.clone", []),
@@ -374,6 +379,24 @@ def test_parts_that_are_wrapped_again_are_those_of_the_same_tensor(kind: str, gr
             parallel.with_own_weights,
             ("", "ColwiseParallel", None),
             {"x": NUMBERS},
+        ),
+        (
+            "outputs-that-share-memory",
+            buffers.written_to_views,
+            ("torch.amax", [[0], True], ["torch.Tensor.transpose", 0, 1], False, []),
+            {"x": SQUARE, "y": SQUARE[:, :1].clone()},
+        ),
+        (
+            "outputs-that-share-memory",
+            buffers.written_to_views,
+            ("torch.matmul", [], ["torch.Tensor.transpose", 0, 1], False, [Replicate()]),
+            {"x": torch.stack([NUMBERS] * 2), "y": torch.stack([SQUARE[:3]] * 2), "z": torch.stack([SQUARE] * 2, 1)},
+        ),
+        (
+            "views-of-copies",
+            buffers.written_to_views,
+            ("torch.mv", [], ["torch.Tensor.narrow", 0, 1, 3], False, []),
+            {"x": SQUARE[:3].clone(), "y": SQUARE[0].clone(), "z": SQUARE[1].clone()},
         ),
         ("negative-dims-of-gradients", procedures.placed_gradients, ("to_local", ["from the end"]), {"x": NUMBERS}),
         ("negative-dims-of-gradients", procedures.placed_gradients, ("from_local", ["from the end"]), {"x": NUMBERS}),

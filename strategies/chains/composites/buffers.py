@@ -1,4 +1,4 @@
-"""Tensors whose memory is exchanged: outputs that have to grow, and buffers that are sharded in place."""
+"""Tensors whose memory is exchanged or shared: outputs, and buffers that are sharded in place."""
 
 from __future__ import annotations
 
@@ -23,6 +23,71 @@ def _resized_output(b: Building) -> None:
     shape = b.pick(([0], [0], [0, columns], [rows + 1, columns], [1]))
     placements = [b.pick((Replicate(), Replicate(), Shard(0))) for _ in range(b.mesh.ndim)]
     b.program(f"{_PROGRAMS}resized", path, given, list(shape), placements)
+
+
+@composite
+def _written_to_views(b: Building) -> None:
+    """What is written to a view that is given as ``out``, or to the base of one that is read afterwards.
+
+    A product of batches of matrices takes views of its ``out`` by itself. What DTensor has decided for another ``out``
+    is remembered.
+    """
+    rows, columns = b.size()
+    of, path, *given = b.way(
+        ("all", "torch.exp"), ("all", "torch.add", 2), ("all", "torch.clamp", 0), ("all", "torch.div", 2),
+        ("rows", "torch.prod", 0, True), ("rows", "torch.mean", [0], True), ("rows", "torch.amax", [0], True),
+        ("columns", "torch.var", [1], True, True), ("columns", "torch.amin", [1], True),
+        ("two", "torch.sub"), ("two", "torch.mul"), ("two", "torch.maximum"),
+        ("matrices", "torch.mm"), ("matrices", "torch.matmul"), ("batches", "torch.bmm"), ("batches", "torch.matmul"),
+        ("vectors", "torch.matmul"), ("vectors", "torch.mv"),
+    )  # fmt: skip
+    inner = b.pick((2, 3))
+    known: dict[str, list[tuple[int, ...]]] = {
+        "two": [(rows, columns)] * 2,
+        "matrices": [(rows, inner), (inner, columns)],
+        "batches": [(2, rows, inner), (2, inner, columns)],
+        "vectors": [(rows, inner), (inner,)],
+    }
+    for shape in known.get(of, [(rows, columns)]):
+        b.floats(*shape)
+    found = {"rows": [1, columns], "columns": [rows, 1], "batches": [2, rows, columns], "vectors": [rows]}
+    result = found.get(of, [rows, columns])
+    whole = b.chance(0.3)
+    base, view = (result, _view(b, result)) if whole else _view_like(b, result)
+    b.floats(*base)
+    b.rounds()
+    for tensor in b.tensors.values():
+        tensor.requires_grad_(False)
+    earlier = [b.pick((Replicate(), Shard(0))) for _ in range(b.mesh.ndim)] if b.chance(0.5) else []
+    b.program(f"{_PROGRAMS}written_to_views", path, given, view, whole, earlier)
+
+
+def _view(b: Building, shape: list[int]) -> list[object]:
+    """Return the path of a function that makes a view of a tensor of ``shape``, and its arguments."""
+    dim, other = b.pick(range(len(shape))), b.pick(range(len(shape)))
+    ways = ("detach",), ("transpose", dim, other), ("select", dim, 0), ("narrow", dim, 0, 1), ("unsqueeze", dim)
+    name, *given = b.way(*ways)
+    return [f"torch.Tensor.{name}", *given]
+
+
+def _view_like(b: Building, shape: list[int]) -> tuple[list[int], list[object]]:
+    """Return the shape of a base, the path of a function that makes a view of ``shape`` of it, and its arguments."""
+    dim, other, at = b.pick(range(len(shape))), b.pick(range(len(shape))), b.pick(range(len(shape) + 1))
+    turned, longer, start = list(shape), list(shape), b.pick((0, 1))
+    turned[dim], turned[other] = shape[other], shape[dim]
+    longer[dim] += 1
+    bases: dict[str, tuple[list[int], list[object]]] = {
+        "detach": (shape, []),
+        "transpose": (turned, [dim, other]),
+        "narrow": (longer, [dim, start, shape[dim]]),
+        "select": ([*shape[:at], 2, *shape[at:]], [at, start]),
+        "squeeze": ([*shape[:at], 1, *shape[at:]], [at]),
+    }
+    if shape[dim] == 1:
+        bases["unsqueeze"] = [*shape[:dim], *shape[dim + 1 :]], [dim]
+    name = b.pick(list(bases))
+    base, given = bases[name]
+    return base, [f"torch.Tensor.{name}", *given]
 
 
 @composite

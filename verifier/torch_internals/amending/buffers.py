@@ -1,4 +1,4 @@
-"""Tensors whose memory is exchanged: outputs that grow, and buffers that ``context_parallel`` shards in place."""
+"""Tensors whose memory is exchanged or shared: outputs, and buffers that ``context_parallel`` shards in place."""
 
 from __future__ import annotations
 
@@ -13,9 +13,16 @@ import torch.distributed.tensor.experimental._context_parallel._attention as con
 from torch._ops import OpOverload
 from torch.distributed.tensor import DTensor
 
+from verifier.torch_internals.amending.propagation import refusing
 from verifier.torch_internals.amending.registrations import exchanged, handled_where
 
-__all__ = ["outputs_resized", "sequences_counted", "sequences_in_front_restored", "views_of_sequences_kept"]
+__all__ = [
+    "outputs_resized",
+    "outputs_shared",
+    "sequences_counted",
+    "sequences_in_front_restored",
+    "views_of_sequences_kept",
+]
 
 
 def _has_outputs(op: OpOverload) -> bool:
@@ -35,6 +42,46 @@ def outputs_resized() -> Iterator[None]:
                 inherited: Any = torch.Tensor.data
                 inherited.__set__(out, kind(out._local_tensor, out._spec, requires_grad=False))
         return found
+
+    with handled_where(_has_outputs, handler):
+        yield
+
+
+def _is_shared(tensor: DTensor) -> bool:
+    """Return whether another tensor shares the memory of the local one, as a view or its base does."""
+    storage = tensor._local_tensor.untyped_storage()
+    return torch._C._storage_Use_Count(storage._cdata) > 2  # the local tensor, and ``storage``
+
+
+@refusing
+def _written(tensor: DTensor, found: DTensor) -> None:
+    """Write ``found`` to the memory of ``tensor``, which keeps its placements."""
+    if tensor.shape != found._spec.shape:
+        raise NotImplementedError("out= is not supported where it is resized and shares its memory")
+    if any(one.is_partial() and one != other for one, other in zip(tensor.placements, found.placements, strict=True)):
+        raise NotImplementedError("out= is not supported where it is pending and shares its memory")
+    with torch.no_grad():
+        tensor.copy_(found.redistribute(placements=tensor.placements))
+
+
+@contextlib.contextmanager
+def outputs_shared() -> Iterator[None]:
+    """Let a tensor given as ``out`` keep its placements where another one shares its memory."""
+
+    def handler(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
+        names = [argument.name for argument in op._schema.arguments if argument.is_out]
+        shared = {name: out for name in names if isinstance(out := kwargs.get(name), DTensor) and _is_shared(out)}
+        kind: Any = DTensor
+        own = {
+            name: kind(torch.empty_like(out._local_tensor), out._spec, requires_grad=False)
+            for name, out in shared.items()
+        }
+        found = op(*args, **{**kwargs, **own})
+        if not own:
+            return found
+        for name, out in shared.items():
+            _written(out, own[name])
+        return kwargs[names[0]] if len(names) == 1 else tuple(kwargs[name] for name in names)
 
     with handled_where(_has_outputs, handler):
         yield

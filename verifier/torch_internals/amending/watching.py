@@ -23,7 +23,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from verifier.torch_internals.amending.propagation import is_torchs, refusing
-from verifier.torch_internals.amending.registrations import layered
+from verifier.torch_internals.amending.registrations import handled_where, layered
 from verifier.torch_internals.caches import clear_caches
 from verifier.torch_internals.ops import registered_overloads, written_tensors
 from verifier.torch_internals.watching import memory_of
@@ -151,8 +151,13 @@ def views_of_copies_unwritten() -> Iterator[None]:
         return result
 
     aliasing = (op for op in registered_overloads() if any(one.alias_info is not None for one in op._schema.arguments))
-    with layered(aliasing, handler):
+    known = tuple(aliasing)
+    with layered(known, handler), handled_where(_writes, handler, known):  # DTensor decomposes some of the others
         yield
+
+
+def _writes(op: OpOverload) -> bool:
+    return op._schema.is_mutable
 
 
 @contextlib.contextmanager
