@@ -261,6 +261,15 @@ def rows_of_a_bias(op: Any, args: Any, kwargs: Any) -> list[list[Any]]:
     return [[Shard(0), Shard(0), Shard(1), Replicate()]] if bias[:1] == (left[1],) and left[1] > 1 else []
 
 
+def dims_of_the_operand(op: Any, args: Any, kwargs: Any) -> list[list[Any]]:
+    """Count the dims of a diagonal from the end of the operand, which has one dim less than the result."""
+    ndim = len(args[0].shape)
+    first, second = (*args[2:], -2, -1)[:2] if len(args) < 4 else args[2:4]
+    new = sorted((first % (ndim + 1), second % (ndim if second < -1 else ndim + 1)))
+    moved = [dim for dim in range(ndim + 1) if dim not in new]
+    return [[Shard(to), Shard(dim)] for dim, to in zip(range(ndim - 1), moved, strict=False)]
+
+
 def bits_of_the_largest(op: Any, args: Any, kwargs: Any) -> list[list[Any]]:
     """Claim that the bits of a maximum are those of all numbers, which holds for bools and not for bytes."""
     return [[Partial("max")] * 3] if args[0].dtype in (torch.bool, torch.uint8) else []
@@ -282,6 +291,7 @@ def vectors_by_their_rows(op: Any, args: Any, kwargs: Any) -> list[list[Any]]:
         ("aten.tanh.default", sum_passes_if(lambda meta: meta.stride[-2:] == (1, 1)), "overlapping windows"),
         ("aten.tanh.default", sum_passes_if(lambda meta: meta.stride[-2:-1] > meta.shape[-1:]), "gaps in memory"),
         ("aten.bitwise_or.Tensor", bits_of_the_largest, "all integers as torch.uint8"),
+        ("aten.diag_embed.default", dims_of_the_operand, "-2"),
         ("aten._linalg_solve_ex.default", vectors_by_their_rows, "extent"),
         ("aten.native_batch_norm.default", rows_without_statistics, "without running_mean, running_var"),
         ("aten.stack.default", shifted_in_short_lists, "5 tensors"),

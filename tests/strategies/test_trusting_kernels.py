@@ -7,7 +7,7 @@ import sys
 
 import pytest
 import torch
-from torch.distributed.tensor import Partial, Shard
+from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor._op_schema import RuntimeSchemaInfo
 from torch.distributed.tensor._ops.single_dim_strategy import register_single_dim_strategy
 from torch_versions import torch_is
@@ -112,6 +112,22 @@ def test_a_code_of_a_choice_is_one_that_a_rule_may_mean() -> None:
         pairs = [pair for case in cases if case is not None for pair in second_calls(case)]
     given = [case for case in cases if case is not None] + [case for one in pairs for case in (one.first, one.second)]
     assert {case.args[2] for case in given if len(case.args) > 2} == {0, 1, 2}
+
+
+def test_a_sequence_is_sorted_where_the_sorter_may_be_left_out() -> None:
+    op = aten.searchsorted.Tensor
+    with replaced_strategy(op):
+        register_single_dim_strategy(op, schema_info=RuntimeSchemaInfo(2, ["sorter"]))(
+            lambda op, args, kwargs: [[Partial("sum"), Shard(0), Replicate()]] if kwargs.get("sorter") is None else []
+        )
+        made = SOURCE.samples(Target("aten.searchsorted.Tensor", "opinfo", "aten.searchsorted.Tensor"), SampleOptions())
+        cases = [sample.draw(size, 0) for sample in made for size in range(3)]
+    plain = [case for case in cases if case is not None and case.kwargs.get("sorter") is None]
+    assert plain
+    for case in plain:
+        sequence = case.args[0]
+        assert isinstance(sequence, torch.Tensor)
+        assert bool((sequence.diff(dim=-1) >= 0).all())
 
 
 _WRITE = """

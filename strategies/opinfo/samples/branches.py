@@ -14,7 +14,7 @@ import torch
 
 from strategies.opinfo.calls.call import Call, Parameter, attempt, parameters
 from strategies.opinfo.calls.checked import codes_of, is_trusting, is_unchecked
-from strategies.opinfo.calls.op_facts import COMPARED
+from strategies.opinfo.calls.op_facts import COMPARED, KEEP_VALUES
 from strategies.opinfo.calls.op_names import base_of
 from strategies.opinfo.samples.argument_spellings import DIMS, Variation, with_value, with_values
 from strategies.opinfo.samples.conversions import converted
@@ -163,16 +163,18 @@ def _with_argument(base: Callable[[Call], Call | None], name: str, value: object
 def without_tensors(call: Call) -> Iterator[Variation]:
     """Yield the calls without some of the tensors that may be left out, of ops with rules of the user's.
 
-    A rule may hold for each of two optional tensors, and not where one is there without the other.
+    A rule may hold for each of two optional tensors, and not where one is there without the other. A tensor is not left
+    out where others have values that belong to it, as a sequence and what sorts it.
     """
     if is_torchs(call.op):
         return
+    belongs = base_of(str(call.op)) in KEEP_VALUES
     names = [
         one.name for one in parameters(call.op) if isinstance(call.values.get(one.name), torch.Tensor) and one.optional
     ][:_MOST_OPTIONAL]
     for count in range(1, len(names) + 1):
         for some in combinations(names, count):
-            if not is_trusting(call) or _are_not_needed(frozenset(some), call):
+            if not (belongs or is_trusting(call)) or _are_not_needed(frozenset(some), call):
                 yield Variation(f"without {', '.join(some)}", partial(with_values, dict.fromkeys(some)))
 
 

@@ -418,6 +418,21 @@ def negative_dims(call: Call) -> Iterator[Variation]:
             yield _value(parameter.name, turned)
 
 
+def dims_from_the_end(call: Call) -> Iterator[Variation]:
+    """Yield dims counted from the end that are not the last one, in ops with rules of the user's.
+
+    A result may have one dim more than the operand, so that a rule may count from another end.
+    """
+    if is_torchs(call.op) or is_trusting(call) or not call.tensors:
+        return
+    for parameter in parameters(call.op):
+        given = call.values.get(parameter.name, parameter.default)
+        if parameter.name in _NAMES_OF_DIMS and type(given) is int and not parameter.out:
+            yield from (
+                _value(parameter.name, dim) for dim in dict.fromkeys((-2, -call.tensors[0].ndim)) if dim != given
+            )
+
+
 def other_dims(call: Call) -> Iterator[Variation]:
     """Yield the other dims in place of a dim, or of a list of one dim: the first, one in the middle, the last.
 
@@ -592,6 +607,7 @@ INPUT_CLASSES = (
     InputClass("factory sizes", factory_sizes, 2),
     InputClass("pooled sizes", pooled_sizes, 3),
     InputClass("negative dims", negative_dims, 3),
+    InputClass("dims from the end", dims_from_the_end, 4),
     InputClass("other dims", other_dims, 3),
     InputClass("several dims", several_dims, 2),
     InputClass("flags", flags, 5),
