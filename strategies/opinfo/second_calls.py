@@ -120,7 +120,7 @@ def _others(call: Call, parameter: Parameter, given: object) -> Iterator[object]
     if type(given) is int and (codes := codes_of(call.op, name)):
         yield from codes
         return
-    if not is_torchs(call.op):
+    if not is_torchs(call.op) and name not in _CODES:
         yield from _in_code(call, type_)
     if isinstance(given, bool):
         yield not given

@@ -11,8 +11,9 @@ from torch.distributed.tensor._op_schema import RuntimeSchemaInfo
 from torch.distributed.tensor._ops.single_dim_strategy import register_single_dim_strategy
 from torch.distributed.tensor.experimental import register_sharding
 
-import strategies.opinfo.second_calls  # noqa: F401 - declares second calls
+from strategies.opinfo.calls.call import Call
 from strategies.opinfo.programs import called_both_ways
+from strategies.opinfo.second_calls import other_arguments
 from verifier.core.case import MeshSpec, OpCase, Trial
 from verifier.core.observation import Fate, Observation, ProcessReport, Raised
 from verifier.core.verdict import Phase, Verdict, VerdictKind
@@ -247,3 +248,17 @@ def test_one_of_two_calls_may_show_nothing_when_made_twice(
 def test_decisions_that_do_no_harm_are_no_accusation() -> None:
     confirmer = Confirmer(lambda trial: observed(trial, raises=False), Baseline(), ["opinfo"])
     assert confirmer.confirm_stale(stale_of_flip(), "opinfo") == []
+
+
+def test_no_number_in_the_code_of_a_rule_is_a_memory_format() -> None:
+    """Kernels read memory that is not theirs under a format that does not exist."""
+    clone = torch.ops.aten.clone.default
+    with replaced_strategy(clone):
+
+        @register_single_dim_strategy(clone)
+        def strategy(_op: Any, args: Any, _kwargs: Any) -> list[list[Shard]]:
+            return [[Shard(dim), Shard(dim)] for dim in range(len(args[0].shape)) if dim != 4]
+
+        call = Call(clone, (torch.ones(2, 2, 2, 5, 3),), {})
+        given = [other.values.get(name) for name, other in other_arguments(call)]
+    assert not any(type(value) is int for value in given)
