@@ -14,7 +14,7 @@ import torch
 from strategies.opinfo.calls.call import Call
 from strategies.opinfo.calls.checked import codes_of
 from strategies.opinfo.calls.running import accepts
-from strategies.opinfo.samples.argument_spellings import Variation, with_value, with_values
+from strategies.opinfo.samples.argument_spellings import DIMS, Variation, with_value, with_values
 from strategies.opinfo.samples.branches import (
     branches,
     claimed,
@@ -27,7 +27,7 @@ from verifier.torch_internals.amending.propagation import rule_function
 from verifier.torch_internals.amending.rule_code import constants_of_op, constants_of_rule
 from verifier.torch_internals.names import OpOverload, pytree
 
-__all__ = ["other_arguments"]
+__all__ = ["other_arguments", "other_dims"]
 
 _NUMBERS = (0, 1, -1, 2, 3, 0.5, -0.5, 1.0, -2.0, math.inf, -math.inf)
 _DTYPES = (torch.int64, torch.float32, torch.float64, torch.bool)
@@ -75,6 +75,19 @@ def other_arguments(call: Call) -> Iterator[Variation]:
     yield from _numbers_of_dims(call)
     yield from raising
     yield from same
+
+
+def other_dims(call: Call) -> Iterator[Variation]:
+    """Yield the call with each other dim in place of one, counted from both ends, the farthest from the end first."""
+    if rule_function(call.op) is None:
+        return
+    ndim = max((tensor.ndim for tensor in call.tensors), default=0)
+    for argument in call.op._schema.arguments:
+        given = call.values.get(argument.name, argument.default_value if argument.has_default_value() else None)
+        if argument.name in DIMS and type(given) is int:
+            for dim in dict.fromkeys((-ndim, ndim - 1, *range(1 - ndim, 0), *range(ndim - 1))):
+                if dim != given:
+                    yield Variation(f"{argument.name} is {dim}", partial(with_value, name=argument.name, value=dim))
 
 
 def _raises(rules: frozenset[str]) -> bool:

@@ -16,7 +16,7 @@ from strategies.opinfo.samples.argument_spellings import Variation, spellings, w
 from strategies.opinfo.samples.branches import without_tensors
 from strategies.opinfo.samples.extents import Extents, rare_extents
 from strategies.opinfo.samples.sample import OpInfoSample, changes_of
-from strategies.own_ops.arguments import other_arguments
+from strategies.own_ops.arguments import other_arguments, other_dims
 from strategies.own_ops.beyond import beyond_numbers, misdescribed_extents
 from strategies.own_ops.from_schema import calls_from_schema
 from strategies.own_ops.names import own_ops, own_ops_named
@@ -32,6 +32,7 @@ _CLASSES = (
     (spellings, 4, None, False),
     (rare_extents, 8, None, True),
     (other_arguments, 12, 3, True),
+    (other_dims, 6, 3, True),
     (beyond_numbers, 6, 2, True),
 )
 """Changes of calls, how many are made, of how many samples, and whether they are rare."""

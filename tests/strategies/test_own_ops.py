@@ -50,6 +50,11 @@ def softmax(x: torch.Tensor) -> torch.Tensor:
     return x.softmax(-1)
 
 
+@torch.library.custom_op("test_own_ops::softmax_of", mutates_args=())
+def softmax_of(x: torch.Tensor, dim: int = -1) -> torch.Tensor:
+    return x.softmax(dim)
+
+
 @torch.library.custom_op("test_own_ops::attend", mutates_args=())
 def attend(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
     return (q @ k.mT).softmax(-1) @ k
@@ -391,6 +396,21 @@ def test_a_rule_that_is_wrong_for_another_argument_than_that_of_the_examples_is_
     refuted = {report.origin.partition("call 0, ")[2] for report in checked if report.wrong}
     assert found in refuted
     assert "" not in refuted  # the example itself shows nothing
+
+
+@pytest.mark.usefixtures("rules_taken_back")
+def test_each_dim_from_the_end_is_tried_for_an_op_of_ones_own() -> None:
+    """Two dims show nothing of a strategy that takes the third from the end for the second."""
+
+    def strategy(op: object, args: tuple[torch.Tensor, int], kwargs: object) -> list[list[object]]:
+        ndim, dim = len(args[0].shape), args[1]
+        return [[S(other), S(other)] for other in range(ndim) if other != (max(dim, -2) + ndim if dim < 0 else dim)]
+
+    verifier.samples("test_own_ops.softmax_of.default")(lambda: [(torch.randn(6, 4, 8), 1)])
+    register_single_dim_strategy(OPS.softmax_of.default, schema_info=RuntimeSchemaInfo(1))(strategy)
+    made = own_samples("test_own_ops.softmax_of.default", SampleOptions(torch.float64))
+    wrong = {sample.origin.partition("call 0, ")[2] for sample in made if check_sample(sample, QUICK).wrong}
+    assert wrong == {"dim is -3"}
 
 
 def labels(name: str) -> str:
