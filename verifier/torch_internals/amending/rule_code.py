@@ -138,13 +138,16 @@ def _parts_of(function: object) -> Iterator[_Part]:
     """Yield a function, and the user's functions that it names."""
     seen: set[FunctionType] = set()
     left = [function]
+    bound: list[object] = []
     while left:
         function = left.pop()
         if isinstance(function, partial):
             left += [function.func, *function.args, *function.keywords.values()]
         elif isinstance(function, MethodType):
+            bound.append(function.__self__)
             function = function.__func__
         elif not isinstance(function, FunctionType | type):
+            bound.append(function)
             function = vars(type(function)).get("__call__")
         if not isinstance(function, FunctionType) or function in seen:
             continue
@@ -157,8 +160,20 @@ def _parts_of(function: object) -> Iterator[_Part]:
         names = frozenset(name for code in codes for name in code.co_names)
         named = [function.__globals__.get(name) for name in sorted(names)]
         left += named
-        values = (*(one for code in codes for one in code.co_consts), *held, *named, *(function.__defaults__ or ()))
+        attributes = [one for owner in (*held, *named, *bound) for one in _attributes(owner, names)]
+        written = [one for code in codes for one in code.co_consts]
+        values = (*written, *held, *named, *attributes, *(function.__defaults__ or ()))
         yield _Part(names, frozenset(one for one in _flat(values) if isinstance(one, int | float | str)))
+
+
+def _attributes(owner: object, names: frozenset[str]) -> list[object]:
+    """Return the attributes, of those that are named, of a module, a class or an object of the user's."""
+    kind = owner if isinstance(owner, type | ModuleType) else type(owner)
+    module = kind.__name__ if isinstance(kind, ModuleType) else kind.__module__
+    if module.partition(".")[0] in _ORDERED:
+        return []
+    held = {**vars(type(owner)), **getattr(owner, "__dict__", {})}
+    return [held[name] for name in sorted(names) if name in held]
 
 
 def _content(cell: CellType) -> object:
@@ -178,7 +193,9 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
 
 def _flat(constants: Iterable[object]) -> Iterator[object]:
     for one in constants:
-        if isinstance(one, tuple | list | set | frozenset) and len(one) <= _MOST_ENTRIES:
+        if isinstance(one, dict) and len(one) <= _MOST_ENTRIES:
+            yield from _flat(one.values())
+        elif isinstance(one, tuple | list | set | frozenset) and len(one) <= _MOST_ENTRIES:
             yield from _flat(one)
         else:
             yield one
