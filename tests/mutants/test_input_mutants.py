@@ -270,6 +270,13 @@ def dims_of_the_operand(op: Any, args: Any, kwargs: Any) -> list[list[Any]]:
     return [[Shard(to), Shard(dim)] for dim, to in zip(range(ndim - 1), moved, strict=False)]
 
 
+def any_dim_of_threefold_rows(op: Any, args: Any, kwargs: Any) -> list[list[Any]]:
+    """Claim that a flipped dim may be sharded where there are three times as many rows as columns."""
+    shape = args[0].shape
+    flipped = set() if len(shape) > 1 and shape[0] == 3 * shape[1] else {dim % len(shape) for dim in args[1]}
+    return [[Shard(dim), Shard(dim)] for dim in range(len(shape)) if dim not in flipped]
+
+
 def bits_of_the_largest(op: Any, args: Any, kwargs: Any) -> list[list[Any]]:
     """Claim that the bits of a maximum are those of all numbers, which holds for bools and not for bytes."""
     return [[Partial("max")] * 3] if args[0].dtype in (torch.bool, torch.uint8) else []
@@ -291,6 +298,7 @@ def vectors_by_their_rows(op: Any, args: Any, kwargs: Any) -> list[list[Any]]:
         ("aten.tanh.default", sum_passes_if(lambda meta: meta.stride[-2:] == (1, 1)), "overlapping windows"),
         ("aten.tanh.default", sum_passes_if(lambda meta: meta.stride[-2:-1] > meta.shape[-1:]), "gaps in memory"),
         ("aten.bitwise_or.Tensor", bits_of_the_largest, "all integers as torch.uint8"),
+        ("aten.flip.default", any_dim_of_threefold_rows, "extent"),
         ("aten.diag_embed.default", dims_of_the_operand, "-2"),
         ("aten._linalg_solve_ex.default", vectors_by_their_rows, "extent"),
         ("aten.native_batch_norm.default", rows_without_statistics, "without running_mean, running_var"),

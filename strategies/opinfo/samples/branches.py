@@ -198,8 +198,8 @@ _TRAINING = ("training", "train")
 def extent_branches(call: Call) -> Iterator[Variation]:
     """Yield the extents at which the op's rules claim something else.
 
-    Those are tried that are near a number in the code of the rules, or equal to, twice or half another extent. Only the
-    user's rules are asked.
+    Those are tried that are near a number in the code of the rules, or equal to, twice or half another extent, or that
+    make a product, a quotient or a sum of another extent such a number. Only the user's rules are asked.
     """
     if is_torchs(call.op) or is_unchecked(call) or not all(tensor.numel() for tensor in call.tensors):
         return
@@ -207,7 +207,9 @@ def extent_branches(call: Call) -> Iterator[Variation]:
     near = [one + more for more in (0, 1) for one in (1, *constants[:_MOST_CONSTANTS])]
     usual, extents = claimed(call), Extents.of(call)
     others = sorted({extents.extent(group) for group in extents.groups})
+    factors = dict.fromkeys((2, *(one for one in constants[:_MOST_CONSTANTS] if one > 1)))
     near += [new for one in others for new in (one, 2 * one, one // 2) if 0 < new <= _LARGEST]
+    near += [new for f in factors for one in others for new in (f * one, one // f, f - one) if 0 < new <= _LARGEST]
     for number, group in enumerate(_alone_too(extents)):
         for extent in dict.fromkeys(near):
             if extent != extents.extent(group) and claimed(extents.other(group, extent)) - usual:
