@@ -423,11 +423,11 @@ def dims_from_the_end(call: Call) -> Iterator[Variation]:
 
     A result may have one dim more than the operand, so that a rule may count from another end.
     """
-    if is_torchs(call.op) or is_trusting(call) or not call.tensors:
+    if is_torchs(call.op) or is_trusting(call) or not call.tensors or any(one.out for one in parameters(call.op)):
         return
     for parameter in parameters(call.op):
         given = call.values.get(parameter.name, parameter.default)
-        if parameter.name in _NAMES_OF_DIMS and type(given) is int and not parameter.out:
+        if parameter.name in _NAMES_OF_DIMS and type(given) is int:
             yield from (
                 _value(parameter.name, dim) for dim in dict.fromkeys((-2, -call.tensors[0].ndim)) if dim != given
             )
