@@ -181,7 +181,9 @@ def to_another_mesh(placements: list[Any], /, x: torch.Tensor) -> list[torch.Ten
     return [DTensor.from_local(whole, mesh, [Replicate()] * mesh.ndim, run_check=False)]
 
 
-def restored(saved: dict[str, Any], first: bool, placements: list[Any], /, x: torch.Tensor) -> list[Any]:
+def restored(
+    saved: dict[str, Any], first: bool, placements: list[Any], both: bool = False, /, *, x: torch.Tensor
+) -> list[Any]:
     """Return a weight after two steps of training, between which it and the optimiser's state were saved and restored.
 
     Parameters
@@ -192,6 +194,9 @@ def restored(saved: dict[str, Any], first: bool, placements: list[Any], /, x: to
         Whether the first rank alone keeps them, and gives them to the others.
     placements
         Those of the weight.
+    both
+        Whether one call restores both. A rank whose call leaves the weight out keeps the others company afterwards,
+        because they would wait for it for ever, and has no weight then.
     """
 
     def layer_of(weight: torch.Tensor) -> tuple[Any, torch.optim.Optimizer]:
@@ -221,8 +226,16 @@ def restored(saved: dict[str, Any], first: bool, placements: list[Any], /, x: to
     lost = torch.full_like(given, torch.nan)
     layer, optimiser = layer_of(distribute_tensor(lost, mesh, placements, src_data_rank=None))
     options = states.StateDictOptions(**saved, broadcast_from_rank0=first)
-    states.set_model_state_dict(layer, model_state, options=options)
-    states.set_optimizer_state_dict(layer, optimiser, state, options=options)
+    if both:
+        loads: list[object] = []
+        layer.register_load_state_dict_pre_hook(lambda *given: loads.append(given))
+        states.set_state_dict(layer, optimiser, model_state_dict=model_state, optim_state_dict=state, options=options)
+        if not loads:
+            other, _ = layer_of(distribute_tensor(lost, mesh, placements, src_data_rank=None))
+            states.set_model_state_dict(other, model_state, options=options)
+    else:
+        states.set_model_state_dict(layer, model_state, options=options)
+        states.set_optimizer_state_dict(layer, optimiser, state, options=options)
     step(layer, optimiser)
     return [layer.weight.detach()]
 

@@ -9,6 +9,7 @@ from verifier.execution.remedies import Remedy
 from verifier.placements.algebra import shard_indices
 from verifier.torch_internals.amending.distributing import placements_counted, without_handlers_beside_meshes
 from verifier.torch_internals.amending.handing_over import (
+    both_states_set,
     flat_states_nested,
     placements_pickled,
     state_dicts_of_strided_shards,
@@ -160,5 +161,13 @@ REMEDIES = (
         flat_states_nested,
         ("composite.restored",),
         _CRASH,
+    ),
+    Remedy(
+        "models-left-out-of-states",
+        "set the states of model and optimiser on every rank, also where the dicts that are given are empty "
+        "(set_state_dict in distributed/checkpoint/state_dict.py)",
+        both_states_set,
+        ("composite.restored",),
+        VALUES | {"HANG", "CRASH"},
     ),
 )

@@ -19,6 +19,7 @@ from verifier.torch_internals.amending.registrations import exchanged
 from verifier.torch_internals.placements import strides_of
 
 __all__ = [
+    "both_states_set",
     "chunks_of_strided_shards",
     "flat_states_nested",
     "memory_of_locals",
@@ -224,6 +225,25 @@ def state_dicts_of_strided_shards(indices: _Indices) -> contextlib.AbstractConte
         return distributed
 
     return exchanged(state_dicts, "_distribute_tensors", wrap)
+
+
+def both_states_set() -> contextlib.AbstractContextManager[None]:
+    """Let ``set_state_dict`` set the model's and the optimiser's states, whether or not this rank has any."""
+
+    def wrap(before: Any) -> Any:
+        def both(
+            model: Any, optimizers: Any, *, model_state_dict: Any, optim_state_dict: Any, options: Any = None
+        ) -> Any:
+            if options is None or not options.broadcast_from_rank0:
+                given = {"model_state_dict": model_state_dict, "optim_state_dict": optim_state_dict}
+                return before(model, optimizers, **given, options=options)
+            restoring.set_optimizer_state_dict(model, optimizers, optim_state_dict, options=options)
+            return restoring.set_model_state_dict(model, model_state_dict, options=options)
+
+        both.__module__ = before.__module__
+        return both
+
+    return exchanged(restoring, "set_state_dict", wrap)
 
 
 def flat_states_nested() -> contextlib.AbstractContextManager[None]:
