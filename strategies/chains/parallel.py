@@ -262,7 +262,9 @@ def sharded_in_turns(
     deferred: str,
     precision: list[Any],
     turns: list[str],
+    unused: bool = False,
     /,
+    *,
     x: torch.Tensor,
     y: torch.Tensor,
 ) -> list[torch.Tensor]:
@@ -285,6 +287,8 @@ def sharded_in_turns(
     turns
         For each input, the letters of the weights that it takes, in capitals in inference mode. Before ``frozen``, no
         weight wants a gradient.
+    unused
+        Whether a weight that an input does not take is reduced as well.
     """
 
     class Weight(torch.nn.Module):
@@ -322,6 +326,7 @@ def sharded_in_turns(
         policy = MixedPrecisionPolicy(*precision)
         for module in groups:
             fully_shard(module, mesh=rest, mp_policy=policy, shard_placement_fn=lambda weight: Shard(dim))
+        model.set_reduce_scatter_unused_params(unused)
     found: list[Any] = []
     model.requires_grad_("frozen" not in turns)
     for number, taken in enumerate(turns):

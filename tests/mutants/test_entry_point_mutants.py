@@ -344,6 +344,18 @@ def test_parts_that_are_wrapped_again_are_those_of_the_same_tensor(kind: str, gr
             {"x": NUMBERS[:2] - 2, "y": NUMBERS[:2] - 3},
         ),
         (
+            "gradients-of-two-dtypes",
+            parallel.sharded_in_turns,
+            (False, False, 0, "gradient_sync", [torch.bfloat16, torch.float32], ["a", "a"], True),
+            {"x": NUMBERS[:2] - 2, "y": NUMBERS[:2] - 3},
+        ),
+        (
+            "parameters-never-gathered",
+            parallel.sharded_in_turns,
+            (False, True, 0, "gradient_sync", [torch.bfloat16, torch.float32], ["a", "b"]),
+            {"x": NUMBERS[:2] - 2, "y": NUMBERS[:2] - 3},
+        ),
+        (
             "flat-states-of-optimisers",
             handing_over.restored,
             ({"full_state_dict": True, "flatten_optimizer_state_dict": True}, True, [Shard(0)]),

@@ -82,7 +82,9 @@ def _sharded_in_turns(b: Building) -> None:
         b.pick(("all_reduce", "gradient_sync", "", "")),
         [],
     )
-    turns = list(b.pick((("a", "b"), ("a", "ab"), ("ab", "b"), ("ab", "a", "b"), ("ab", "ab"))))
+    turns = list(b.pick((("a", "b"), ("a", "ab"), ("ab", "b"), ("ab", "a", "b"), ("ab", "ab"), ("a", "a"))))
+    if b.chance(0.3):
+        precision = list(b.pick(((low,), (low, torch.float32))))
     if not deferred:
         ways = (
             ("ab", "frozen", "ab"),
@@ -94,4 +96,5 @@ def _sharded_in_turns(b: Building) -> None:
         turns, precision = list(b.pick(ways)), list(b.pick(((), (), (low,), (low, torch.float32))))
     b.rounds()
     hybrid = deferred == "all_reduce" or b.chance(0.5)
-    b.program(f"{_PROGRAMS}sharded_in_turns", hybrid, b.chance(0.5), dim, deferred, precision, turns)
+    apart, unused = b.chance(0.5), b.chance(0.3)
+    b.program(f"{_PROGRAMS}sharded_in_turns", hybrid, apart, dim, deferred, precision, turns, unused)

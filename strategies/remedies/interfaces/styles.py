@@ -23,6 +23,7 @@ from verifier.torch_internals.amending.parallelism import (
     layouts_asked_for,
     lists_of_outputs_kept,
     placements_in_tuples_taken,
+    ungathered_parameters_passed_over,
 )
 from verifier.torch_internals.amending.registrations import (
     arguments_of_users_rules_keyed,
@@ -169,5 +170,13 @@ REMEDIES = (
         both_states_set,
         ("composite.restored",),
         VALUES | {"HANG", "CRASH"},
+    ),
+    Remedy(
+        "parameters-never-gathered",
+        "cast the gradients of those parameters alone that have ever been gathered (to_accumulated_grad_if_needed in "
+        "distributed/fsdp/_fully_shard/_fsdp_param.py)",
+        ungathered_parameters_passed_over,
+        ("composite.sharded_in_turns", "composite.fully_sharded"),
+        _CRASH,
     ),
 )

@@ -34,6 +34,7 @@ __all__ = [
     "placements_in_tuples_taken",
     "saved_sizes_kept",
     "sources_passed_on",
+    "ungathered_parameters_passed_over",
 ]
 
 _RESHARDING: Any = sys.modules["torch.distributed.tensor.parallel.input_reshard"]
@@ -298,6 +299,19 @@ def gradients_reduced_alike() -> contextlib.AbstractContextManager[None]:
         return cast
 
     return exchanged(FSDPParam, "_get_grad_inner_tensor", wrap)
+
+
+def ungathered_parameters_passed_over() -> contextlib.AbstractContextManager[None]:
+    """Let ``fully_shard`` cast the gradients of those parameters alone that have ever been gathered."""
+
+    def wrap(inner: Any) -> Any:
+        def cast(self: FSDPParam) -> None:
+            if hasattr(self, "_unsharded_param"):
+                inner(self)
+
+        return cast
+
+    return exchanged(FSDPParam, "to_accumulated_grad_if_needed", wrap)
 
 
 def deferred_gradients_kept_apart() -> contextlib.AbstractContextManager[None]:
