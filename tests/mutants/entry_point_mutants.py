@@ -260,7 +260,8 @@ def outputs_that_are_copies() -> None:
     """What is written to a view that is given as ``out`` goes to a copy."""
 
     def copied(_op: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
-        return kwargs["out"].clone().copy_(torch.sqrt(args[0]))
+        out = kwargs["out"]
+        return out.clone().copy_(torch.sqrt(args[0].redistribute(placements=out.placements)))
 
     DTensor._op_dispatcher._custom_op_handlers[torch.ops.aten.sqrt.out] = copied
 
