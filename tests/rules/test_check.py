@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -448,3 +449,18 @@ def test_products_that_hold_and_that_dtensor_does_not_claim_are_missing() -> Non
     assert record.bytes_saved > 0
     assert record.draws >= 8
     assert not report.wrong
+
+
+def test_a_rule_that_asks_for_the_inference_mode_is_checked_in_it_as_well() -> None:
+    """A strategy that leaves the flipped dim cut where nothing is trained."""
+    flip = torch.ops.aten.flip.default
+
+    def strategy(_op: Any, args: Any, _kwargs: Any) -> list[list[Any]]:
+        return [[Shard(dim), Shard(dim)] for dim in range(2) if dim not in args[1] or torch.is_inference_mode_enabled()]
+
+    sample = HandMade("aten.flip.default", lambda g, s: ((floats(g, 4, 6), [1]), {}))
+    with replaced_strategy(flip):
+        register_single_dim_strategy(flip)(strategy)
+        training, inferring = (check_sample(sample, CheckOptions(meshes=(TWO,)), number) for number in (0, 1))
+    assert training.wrong == []
+    assert {(wrong.rule.inputs, wrong.verdict) for wrong in inferring.wrong} == {(("S(1)",), VerdictKind.WRONG_VALUE)}

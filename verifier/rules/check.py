@@ -31,7 +31,7 @@ from verifier.rules.sample_on_mesh import CALL_ERRORS, SampleOnMesh
 from verifier.rules.samples import Sample
 from verifier.rules.stale import stale_decisions
 from verifier.torch_internals.amending.propagation import is_torchs
-from verifier.torch_internals.amending.rule_code import constants_of_rule, names_of_mesh_dims
+from verifier.torch_internals.amending.rule_code import asks_for_inference_mode, constants_of_rule, names_of_mesh_dims
 from verifier.torch_internals.names import OpOverload
 from verifier.torch_internals.placements import Combination, masked_extent, placement_text
 from verifier.torch_internals.registries import has_own_handler, installed_sharded_op, sees_mesh
@@ -49,7 +49,8 @@ def check_sample(
     """Return what comes of checking ``sample``, which has ``number`` among the samples of its op.
 
     ``enter`` is told of each combination before it is run. Those in ``skip`` have ended the process before and are not
-    run, at this size and any other.
+    run, at this size and any other. No gradients are recorded. Every other sample is checked in inference mode if the
+    rule is the user's and asks for it.
     """
     started = time.perf_counter()
     report = SampleReport(sample.op, sample.origin)
@@ -57,7 +58,8 @@ def check_sample(
         report.not_testable = sample.not_testable
         report.untested[sample.not_testable] += 1
         return report
-    with torch.no_grad(), warnings.catch_warnings():
+    inferring = number % 2 == 1 and _asks_for_inference_mode(sample)
+    with torch.inference_mode() if inferring else torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         _check(Ledger(sample, _with_meshes_of_rule(sample, options), number, enter, skip, report))
     report.seconds = time.perf_counter() - started
@@ -115,6 +117,11 @@ def _check_beyond(ledger: Ledger, mesh: MeshSpec, number: int, size: int) -> Non
             place.run_unjudged()
         else:
             place.try_claims()
+
+
+def _asks_for_inference_mode(sample: Sample) -> bool:
+    op = resolve(f"torch.ops.{sample.op}")
+    return isinstance(op, OpOverload) and not is_torchs(op) and asks_for_inference_mode(op)
 
 
 def _with_meshes_of_rule(sample: Sample, options: CheckOptions) -> CheckOptions:

@@ -16,6 +16,7 @@ from verifier.torch_internals.ops import definition_of
 from verifier.torch_internals.registries import registries_of_rules
 
 __all__ = [
+    "asks_for_inference_mode",
     "constants_of_op",
     "constants_of_rule",
     "may_follow_hashes",
@@ -92,6 +93,11 @@ def _follows_hashes(function: object, seen: set[object]) -> bool:
 def reads_strides(op: OpOverload) -> bool:
     """Return whether the rule of ``op``, or a function of the user's that it names, names anything like strides."""
     return any(part in name for name in _names_of_rule(op) for part in _OF_MEMORY)
+
+
+def asks_for_inference_mode(op: OpOverload) -> bool:
+    """Return whether the rule of ``op``, or a function of the user's that it names, asks for the inference mode."""
+    return "is_inference_mode_enabled" in _names_of_rule(op)
 
 
 def names_strided_shards(op: OpOverload) -> bool:
