@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -273,3 +274,16 @@ def test_commands_name_the_folder_of_the_runs_where_it_is_not_the_usual_one() ->
     command = "python -m verifier replay a1b2c3d4e5 --out &#39;my runs&#39;"
     assert there.count(command) == 2  # in the message, and to be copied
     assert "--out" not in render_html(make_run())
+
+
+def test_a_finding_of_special_values_is_told_apart_from_new_ones() -> None:
+    """The gate does not count it, so no banner says that something new is wrong."""
+    run = make_run()
+    special = replace(next(one for one in run.findings if not one.known), verdict="SPECIAL_VALUE")
+    run = replace(run, findings=[special, *(one for one in run.findings if one.known)])
+    page = render_html(run)
+    assert "new finding</" not in page
+    assert "1 finding for special values alone." in page
+    assert "0 new, 1 known, 1 for special values alone" in page
+    assert "which the gate counts with" in page
+    assert special.fingerprint in page

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -18,6 +17,7 @@ from verifier.gate.question import imports_text, replaced_text
 from verifier.gate.regret import OverBudget, RegretDecision, over_budget
 from verifier.gate.rule_changes import RuleChange
 from verifier.records.schema import FindingRecord, RunHeader, RunRecord
+from verifier.records.special import concerns_own_rules, is_aside
 
 __all__ = [
     "GateDecision",
@@ -161,20 +161,7 @@ def with_budgets(decision: GateDecision, evidence: Evidence, budgets: Sequence[B
 
 def without_special(run: RunRecord) -> RunRecord:
     """Return ``run`` without the findings that only special values show, and that do not count for that reason."""
-    return replace(run, findings=[one for one in run.findings if not _is_aside(one, run.header)])
-
-
-_OF_SPECIAL_VALUES = re.compile(r"aten\.(nan|is(nan|inf|posinf|neginf|finite)\b)")
-"""Ops which exist for infinities and NaN."""
-
-
-def _is_aside(finding: FindingRecord, header: RunHeader) -> bool:
-    """Return whether special values alone show a finding, and users may do without them.
-
-    They may not if the op exists for such values and its rule is their own.
-    """
-    special = finding.verdict == VerdictKind.SPECIAL_VALUE
-    return special and not (_own(finding, header) and _OF_SPECIAL_VALUES.match(finding.op))
+    return replace(run, findings=[one for one in run.findings if not is_aside(one, run.header)])
 
 
 def decide_all(
@@ -243,7 +230,7 @@ def _decide(
         entries = baseline.about(run.header.imports, run.header.own_rules)
         for finding in run.findings:
             if entries.get(finding.fingerprint) is None:
-                aside = not special_values and _is_aside(finding, run.header)
+                aside = not special_values and is_aside(finding, run.header)
                 (special if aside else new).setdefault(
                     (finding.fingerprint, _own(finding, run.header)), _item(finding, None, _note(finding, run))
                 )
@@ -283,8 +270,7 @@ def _without_evidence(run: RunRecord) -> Iterator[tuple[str, NoEvidence]]:
 
 def _own(finding: FindingRecord, header: RunHeader) -> tuple[str, ...]:
     """Return the imports whose rules a finding is about; empty for torch's own."""
-    own = finding.op in header.own_rules or finding.rule.partition(":")[0] in header.own_rules
-    return tuple(sorted(header.imports)) if own else ()
+    return tuple(sorted(header.imports)) if concerns_own_rules(finding, header) else ()
 
 
 def _note(finding: FindingRecord, run: RunRecord) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -18,6 +18,7 @@ from verifier.core.wording import bytes_text, plural
 from verifier.records.commands import finding_text, replay_command, replay_text
 from verifier.records.files import AS_IT_WAS, DEFAULT_REPORTS, write_atomically
 from verifier.records.schema import FindingRecord, RunRecord
+from verifier.records.special import is_aside
 from verifier.report.matrix import matrix_views
 from verifier.report.pages import page_environment
 from verifier.report.paths.region import mesh_regions
@@ -95,10 +96,10 @@ def banners(run: RunRecord, total: Totals) -> list[Banner]:
         text = f"{nouns.capitalize()} with such an error say nothing about the op; see “Errors of the verifier”."
         result.append(Banner("ours", f"{plural(total.tool_errors, 'error')} of the verifier itself", text))
     if total.new:
-        unconfirmed = sum(f.confirmed.unsure for f in run.findings if not f.known)
+        unconfirmed = sum(f.confirmed.unsure for f in run.findings if not (f.known or is_aside(f, run.header)))
         text = f"{unconfirmed} of them unconfirmed." if unconfirmed else "All of them confirmed."
         result.append(Banner("fail", plural(total.new, "new finding"), text))
-    elif total.failed > unsure and not total.known:
+    elif total.failed > unsure and not total.known and not total.special:
         text = "The run ended before it made findings of them. The tables below show where they are."
         result.append(Banner("fail", f"{plural(total.failed, noun, nouns)} failed", text))
     elif total.concluded:
@@ -107,8 +108,10 @@ def banners(run: RunRecord, total: Totals) -> list[Banner]:
         text = f"{passed} passed; {open_trials:,} without a conclusion; {total.not_reached:,} not reached."
         if total.known:
             text += f" {plural(total.known, 'known finding')} still there."
+        if total.special:
+            text += f" {plural(total.special, 'finding')} for special values alone."
         skipped = total.not_reached or any(op.untested or op.not_testable or op.unconfirmed or op.died for op in ops)
-        whole = run.complete and not total.tool_errors and not skipped and total.passed
+        whole = run.complete and not (total.tool_errors or total.special or skipped) and total.passed
         result.append(Banner("pass" if whole else "open", "No new findings in what was tested", text))
     if unsure:
         text = "Level 1 refutes these rules, but real processes did not confirm it. They are no findings; see “Rules”."
@@ -148,11 +151,13 @@ def _finding_view(finding: FindingRecord, unfolded: bool, folder: Path) -> _Find
     return _FindingView(finding, tensors, call_text(finding), lines, replay, unfolded)
 
 
-def _finding_views(findings: Iterable[FindingRecord], folder: Path) -> list[_FindingView]:
-    """Return the views in the given order, but new findings first."""
+def _finding_views(run: RunRecord, folder: Path) -> list[_FindingView]:
+    """Return the views in the given order, but new findings first, and then those of special values alone."""
     views: list[_FindingView] = []
-    for finding in sorted(findings, key=lambda finding: finding.known):
-        views.append(_finding_view(finding, not finding.known and len(views) < _OPEN_FINDINGS, folder))
+    aside = {one.fingerprint for one in run.findings if not one.known and is_aside(one, run.header)}
+    for finding in sorted(run.findings, key=lambda finding: (finding.known, finding.fingerprint in aside)):
+        counts = not finding.known and finding.fingerprint not in aside
+        views.append(_finding_view(finding, counts and len(views) < _OPEN_FINDINGS, folder))
     return views
 
 
@@ -186,12 +191,14 @@ def render_html(run: RunRecord, folder: Path = DEFAULT_REPORTS) -> str:
     environment = _environment()
     environment.filters["replay"] = lambda fingerprint: replay_text(fingerprint, run.header.imports, folder=folder)
     script, total, by_rules = _asset("page.js.jinja"), totals(run), level_1_only(run)
-    findings = _finding_views(run.findings, folder)
+    findings = _finding_views(run, folder)
+    aside = [view for view in findings if not view.record.known and is_aside(view.record, run.header)]
     return environment.get_template(_PAGE).render(
         run=run,
         total=total,
         banners=banners(run, total),
-        new=[view for view in findings if not view.record.known],
+        new=[view for view in findings if not view.record.known and view not in aside],
+        special=aside,
         known=[view for view in findings if view.record.known],
         verdicts=present_verdicts([run.counts, *run.counts_by_op.values(), *run.counts_by_mesh.values()]),
         outcomes=OUTCOMES,

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from verifier.core.verdict import VerdictKind
 from verifier.core.wording import plural
 from verifier.records.schema import ConfirmationRecord, RunRecord
+from verifier.records.special import is_aside
 
 __all__ = [
     "OUTCOMES",
@@ -87,7 +88,10 @@ def present_verdicts(tables: Iterable[Mapping[str, int]]) -> list[str]:
 # ------------------------------------------------------------------------------------------------------------- totals
 @dataclass(frozen=True)
 class Totals:
-    """Numbers of trials of a run; ``not_reached`` counts combinations that were never tried."""
+    """Numbers of trials and findings of a run; ``not_reached`` counts combinations that were never tried.
+
+    ``special`` counts findings that are not known and that special values alone show, which ``new`` leaves out.
+    """
 
     trials: int
     passed: int
@@ -99,6 +103,7 @@ class Totals:
     new: int
     known: int
     refusals: tuple[str, ...] = ()
+    special: int = 0
 
     @property
     def concluded(self) -> int:
@@ -138,6 +143,7 @@ def totals(run: RunRecord) -> Totals:
     for name, count in run.counts.items():
         by_tone[outcome(name).tone] += count
     known = sum(finding.known for finding in run.findings)
+    special = sum(is_aside(finding, run.header) for finding in run.findings if not finding.known)
     return Totals(
         trials=run.trials,
         passed=by_tone["pass"],
@@ -146,9 +152,10 @@ def totals(run: RunRecord) -> Totals:
         inconclusive=run.counts.get(VerdictKind.INCONCLUSIVE.value, 0),
         tool_errors=max(by_tone["ours"], len(run.tool_errors)),
         not_reached=sum(entry.count for entry in run.untested),
-        new=len(run.findings) - known,
+        new=len(run.findings) - known - special,
         known=known,
         refusals=tuple(sorted(run.unsupported, key=lambda reason: (-run.unsupported[reason], reason))),
+        special=special,
     )
 
 
