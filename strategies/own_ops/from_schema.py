@@ -21,7 +21,7 @@ from verifier.core.case import MeshSpec, OpCase
 from verifier.execution.registrations import module_of_op
 from verifier.placements.algebra import sharded_dim
 from verifier.rules.check import check_sample
-from verifier.rules.claims import ASKED
+from verifier.rules.claims import ASKED, claim_reader
 from verifier.rules.enumerate import input_combinations
 from verifier.rules.options import CheckOptions
 from verifier.rules.samples import Values
@@ -262,7 +262,7 @@ class _OneCall:
 
 def _ask(call: Call) -> _Asked:
     ndims = tuple(tensor.ndim for tensor in call.tensors)
-    reader = ClaimReader(call.op, call.args, call.kwargs, call.op(*copied(call).args, **call.kwargs))
+    reader = claim_reader(call.op, call.args, call.kwargs, call.op(*copied(call).args, **call.kwargs))
     listed = reader.listed((2,), [])
     if listed is None:
         rules_of_one = (tuple(p for (p,) in rule) for rule in reader.enumerated((2,)))

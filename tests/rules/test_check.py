@@ -5,11 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor._op_schema import OpSchema, OpSpec, OpStrategy, RuntimeSchemaInfo
@@ -464,3 +466,23 @@ def test_a_rule_that_asks_for_the_inference_mode_is_checked_in_it_as_well() -> N
         training, inferring = (check_sample(sample, CheckOptions(meshes=(TWO,)), number) for number in (0, 1))
     assert training.wrong == []
     assert {(wrong.rule.inputs, wrong.verdict) for wrong in inferring.wrong} == {(("S(1)",), VerdictKind.WRONG_VALUE)}
+
+
+def test_a_rule_that_asks_for_the_number_of_ranks_is_told_that_of_the_mesh() -> None:
+    """A strategy that leaves the flipped dim cut where the world has three ranks, and one that never does."""
+    flip = torch.ops.aten.flip.default
+
+    def strategy(wrong: int, _op: Any, args: Any, _kwargs: Any) -> list[list[Any]]:
+        cut = dist.get_world_size() == wrong and dist.get_rank() < wrong
+        return [[Shard(dim), Shard(dim)] for dim in range(2) if dim not in args[1] or cut]
+
+    sample = HandMade("aten.flip.default", lambda g, s: ((floats(g, 4, 6), [1]), {}))
+    found = {}
+    for wrong in (3, 99):
+        with replaced_strategy(flip):
+            register_single_dim_strategy(flip)(partial(strategy, wrong))
+            found[wrong] = check_sample(sample, CheckOptions(meshes=(TWO, MeshSpec((3,)))))
+    assert not dist.is_initialized()
+    assert {(wrong.rule.inputs, str(wrong.mesh)) for wrong in found[3].wrong} == {(("S(1)",), "3")}
+    assert found[99].wrong == []
+    assert {rule.inputs for rule in found[99].confirmed} == {("R",), ("S(0)",)}

@@ -31,7 +31,12 @@ from verifier.rules.sample_on_mesh import CALL_ERRORS, SampleOnMesh
 from verifier.rules.samples import Sample
 from verifier.rules.stale import stale_decisions
 from verifier.torch_internals.amending.propagation import is_torchs
-from verifier.torch_internals.amending.rule_code import asks_for_inference_mode, constants_of_rule, names_of_mesh_dims
+from verifier.torch_internals.amending.rule_code import (
+    asks_for_inference_mode,
+    asks_for_world,
+    constants_of_rule,
+    names_of_mesh_dims,
+)
 from verifier.torch_internals.names import OpOverload
 from verifier.torch_internals.placements import Combination, masked_extent, placement_text
 from verifier.torch_internals.registries import has_own_handler, installed_sharded_op, sees_mesh
@@ -128,12 +133,12 @@ def _with_meshes_of_rule(sample: Sample, options: CheckOptions) -> CheckOptions:
     """Return ``options`` with the meshes beyond the usual ones on which the rule of the sample's op is tried.
 
     A strategy that is not told the mesh lists its rules for one mesh dim, and cannot depend on the number of ranks. One
-    of the user's that is told the mesh is also tried on the meshes that its code names.
+    of the user's that is told the mesh, or asks which ranks there are, is also tried on the meshes that its code names.
     """
     op = resolve(f"torch.ops.{sample.op}")
     if not options.beyond or not isinstance(op, OpOverload):
         return options
-    told = sees_mesh(op) and not is_torchs(op)
+    told = not is_torchs(op) and (sees_mesh(op) or asks_for_world(op))
     may_depend = told or is_torchs(op) or has_own_handler(op) or installed_sharded_op(op) is not None
     meshes = [mesh for mesh in options.beyond if (may_depend if mesh.ndim == 1 else told)]
     named = _meshes_of_rule(op, {mesh.shape for mesh in (*options.meshes, *meshes)}) if told else ()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 
@@ -21,6 +21,8 @@ from verifier.rules.classify import Expected, Mismatch
 from verifier.rules.enumerate import input_combinations
 from verifier.rules.execute import Cuts, LocalCall, Results, masked_indices, tensor_groups
 from verifier.rules.results import Rule
+from verifier.torch_internals.amending.propagation import is_torchs
+from verifier.torch_internals.amending.rule_code import asks_for_world
 from verifier.torch_internals.claims import ClaimReader, Propagation, RuleFailure
 from verifier.torch_internals.names import OpOverload, pytree
 from verifier.torch_internals.placements import Combination, Placements, masked_extent, norm_order, placement_text
@@ -30,6 +32,7 @@ __all__ = [
     "ASKED",
     "OWN_CODE",
     "Claim",
+    "claim_reader",
     "claimed_rules",
     "claims_and_failures",
     "claims_of",
@@ -47,6 +50,13 @@ TRACED = 48
 """At most so many combinations are traced through the decomposition of an op that has no strategy."""
 ASKED = 64
 """At most so many combinations of a call are asked about, where a strategy lists no rules, if only claims matter."""
+
+
+def claim_reader(op: OpOverload, args: Sequence[object], kwargs: Mapping[str, object], result: object) -> ClaimReader:
+    """Return a reader of what DTensor claims for a call of ``op`` that returns ``result`` on the whole tensors."""
+    reader = ClaimReader(op, args, kwargs, result)
+    reader.asks_for_world = not is_torchs(op) and asks_for_world(op)
+    return reader
 
 
 @dataclass(frozen=True)
@@ -215,7 +225,7 @@ def claims_of(case: OpCase, extent: int) -> tuple[list[Claim], tuple[RuleFailure
     except Exception:  # noqa: BLE001 - an op may raise anything; then there is no result to place
         return [], ()
     mesh = MeshSpec((extent,))
-    reader = ClaimReader(call.op, case.args, case.kwargs, reference.returned)
+    reader = claim_reader(call.op, case.args, case.kwargs, reference.returned)
     kinds = tuple((tensor.ndim, tensor.dtype) for tensor in call.tensors)
     # a rule may ask for a placement of what is written to, which level 1 gives the one of what is written
     groups = (*tensor_groups(call, case), *((number,) for number in sorted(call.buffers)))

@@ -21,6 +21,7 @@ from verifier.rules.claims import (
     ASKED,
     OWN_CODE,
     Claim,
+    claim_reader,
     judge_claim,
     possible,
     read_claim,
@@ -35,7 +36,6 @@ from verifier.rules.options import DECISIVE
 from verifier.rules.results import Rule, WrongRule
 from verifier.rules.samples import Values, is_rare
 from verifier.torch_internals.amending.propagation import is_torchs
-from verifier.torch_internals.claims import ClaimReader
 from verifier.torch_internals.names import OpOverload
 from verifier.torch_internals.placements import Combination, Placements, placement_text
 from verifier.torch_internals.refusals import is_refusal, raised_in
@@ -64,7 +64,7 @@ class SampleOnMesh(ABC):
     def __init__(self, ledger: Ledger, case: OpCase, mesh: MeshSpec, mesh_number: int, size: int) -> None:
         self.ledger, self.mesh, self.mesh_number, self.size = ledger, mesh, mesh_number, size
         self.take(case, 0)
-        self.reader = ClaimReader(self.call.op, case.args, case.kwargs, self.reference.returned)  # type: ignore[arg-type]
+        self.reader = claim_reader(self.call.op, case.args, case.kwargs, self.reference.returned)  # type: ignore[arg-type]
         self.reader.dim_names = mesh.names
         self.shapes = tuple(tuple(tensor.shape) for tensor in self.call.tensors)
         self.arguments = _arguments(case)

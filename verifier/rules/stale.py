@@ -21,6 +21,7 @@ from verifier.core.verdict import VerdictKind
 from verifier.placements.partials import is_reducible
 from verifier.programs import SecondCall, second_calls
 from verifier.records.values import trial_record
+from verifier.rules.claims import claim_reader
 from verifier.rules.execute import LocalCall
 from verifier.rules.results import Rule, WrongRule
 from verifier.rules.sample_on_mesh import CALL_ERRORS, SampleOnMesh
@@ -98,7 +99,7 @@ class _Call:
             returned = call(call.tensors).returned
         except CALL_ERRORS:
             return None
-        reader = ClaimReader(call.op, case.args, case.kwargs, returned)  # type: ignore[arg-type]
+        reader = claim_reader(call.op, case.args, case.kwargs, returned)  # type: ignore[arg-type]
         results = tuple(leaf for leaf in pytree.tree_leaves(returned) if isinstance(leaf, torch.Tensor))
         return cls(reader, place.mesh.shape, results)
 

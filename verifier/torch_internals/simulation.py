@@ -20,6 +20,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 __all__ = [
     "ThreadedRanks",
+    "in_world",
     "paused_simulation",
     "run_in_threads",
     "simulated_mode",
@@ -37,6 +38,24 @@ def start_simulated_world(world_size: int) -> None:
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     dist.init_process_group("fake", rank=0, world_size=world_size, store=FakeStore())
+
+
+@contextlib.contextmanager
+def in_world(world_size: int, rank: int) -> Iterator[None]:
+    """Let ``torch.distributed`` tell this process that it is ``rank`` of ``world_size`` ranks, which hold no data.
+
+    A process that is in a world already stays in that one.
+    """
+    if dist.is_initialized():
+        yield
+        return
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", rank=rank, world_size=world_size, store=FakeStore())
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
 
 
 def simulated_mode(world_size: int) -> contextlib.AbstractContextManager[object]:

@@ -17,6 +17,7 @@ from verifier.torch_internals.registries import registries_of_rules
 
 __all__ = [
     "asks_for_inference_mode",
+    "asks_for_world",
     "constants_of_op",
     "constants_of_rule",
     "may_follow_hashes",
@@ -100,6 +101,11 @@ def asks_for_inference_mode(op: OpOverload) -> bool:
     return "is_inference_mode_enabled" in _names_of_rule(op)
 
 
+def asks_for_world(op: OpOverload) -> bool:
+    """Return whether the rule of ``op``, or a function of the user's that it names, asks which ranks there are."""
+    return not _OF_THE_WORLD.isdisjoint(_names_of_rule(op))
+
+
 def names_strided_shards(op: OpOverload) -> bool:
     """Return whether the rule of ``op``, or a function of the user's that it names, names strided shards."""
     return "_StridedShard" in _names_of_rule(op)
@@ -117,6 +123,7 @@ def names_of_mesh_dims(op: OpOverload) -> list[str] | None:
 
 _NO_NAMES = {"sum", "avg", "min", "max", "product", "tensor_meta", "redistribute_cost", "input_specs", "output_specs"}
 """Texts that rules need for other things."""
+_OF_THE_WORLD = {"get_world_size", "get_rank", "get_process_group_ranks", "is_initialized", "WORLD"}
 _OF_MEMORY = ("strid", "contig", "memory_format", "is_dense", "overlap")
 
 
