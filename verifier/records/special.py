@@ -1,16 +1,32 @@
-"""Which findings only special values show, such as infinities and NaN."""
+"""How a finding counts: whether it is new, known, or shown by special values alone, such as infinities and NaN."""
 
 from __future__ import annotations
 
 import re
+from enum import Enum
 
 from verifier.core.verdict import VerdictKind
 from verifier.records.schema import FindingRecord, RunHeader
 
-__all__ = ["concerns_own_rules", "is_aside"]
+__all__ = ["Standing", "concerns_own_rules", "is_aside", "standing_of"]
 
 _OF_SPECIAL_VALUES = re.compile(r"aten\.(nan|is(nan|inf|posinf|neginf|finite)\b)")
 """Ops which exist for infinities and NaN."""
+
+
+class Standing(Enum):
+    """How a finding counts, in the order in which reports show findings."""
+
+    NEW = "new"
+    ASIDE = "not known, but shown by special values alone"
+    KNOWN = "known"
+
+
+def standing_of(finding: FindingRecord, header: RunHeader) -> Standing:
+    """Return how a finding of the run with ``header`` counts."""
+    if finding.known:
+        return Standing.KNOWN
+    return Standing.ASIDE if is_aside(finding, header) else Standing.NEW
 
 
 def concerns_own_rules(finding: FindingRecord, header: RunHeader) -> bool:

@@ -18,7 +18,7 @@ from verifier.core.wording import bytes_text, plural
 from verifier.records.commands import finding_text, replay_command, replay_text
 from verifier.records.files import AS_IT_WAS, DEFAULT_REPORTS, write_atomically
 from verifier.records.schema import FindingRecord, RunRecord
-from verifier.records.special import is_aside
+from verifier.records.special import Standing, standing_of
 from verifier.report.matrix import matrix_views
 from verifier.report.pages import page_environment
 from verifier.report.paths.region import mesh_regions
@@ -96,7 +96,7 @@ def banners(run: RunRecord, total: Totals) -> list[Banner]:
         text = f"{nouns.capitalize()} with such an error say nothing about the op; see “Errors of the verifier”."
         result.append(Banner("ours", f"{plural(total.tool_errors, 'error')} of the verifier itself", text))
     if total.new:
-        unconfirmed = sum(f.confirmed.unsure for f in run.findings if not (f.known or is_aside(f, run.header)))
+        unconfirmed = sum(one.confirmed.unsure for one in run.findings if standing_of(one, run.header) is Standing.NEW)
         text = f"{unconfirmed} of them unconfirmed." if unconfirmed else "All of them confirmed."
         result.append(Banner("fail", plural(total.new, "new finding"), text))
     elif total.failed > unsure and not total.known and not total.special:
@@ -151,13 +151,13 @@ def _finding_view(finding: FindingRecord, unfolded: bool, folder: Path) -> _Find
     return _FindingView(finding, tensors, call_text(finding), lines, replay, unfolded)
 
 
-def _finding_views(run: RunRecord, folder: Path) -> list[_FindingView]:
-    """Return the views in the given order, but new findings first, and then those of special values alone."""
-    views: list[_FindingView] = []
-    aside = {one.fingerprint for one in run.findings if not one.known and is_aside(one, run.header)}
-    for finding in sorted(run.findings, key=lambda finding: (finding.known, finding.fingerprint in aside)):
-        counts = not finding.known and finding.fingerprint not in aside
-        views.append(_finding_view(finding, counts and len(views) < _OPEN_FINDINGS, folder))
+def _finding_views(run: RunRecord, folder: Path) -> dict[Standing, list[_FindingView]]:
+    """Return the views by how the findings count, in the given order; the first of the new ones are unfolded."""
+    views: dict[Standing, list[_FindingView]] = {standing: [] for standing in Standing}
+    for finding in run.findings:
+        standing = standing_of(finding, run.header)
+        unfolded = standing is Standing.NEW and len(views[standing]) < _OPEN_FINDINGS
+        views[standing].append(_finding_view(finding, unfolded, folder))
     return views
 
 
@@ -192,14 +192,13 @@ def render_html(run: RunRecord, folder: Path = DEFAULT_REPORTS) -> str:
     environment.filters["replay"] = lambda fingerprint: replay_text(fingerprint, run.header.imports, folder=folder)
     script, total, by_rules = _asset("page.js.jinja"), totals(run), level_1_only(run)
     findings = _finding_views(run, folder)
-    aside = [view for view in findings if not view.record.known and is_aside(view.record, run.header)]
     return environment.get_template(_PAGE).render(
         run=run,
         total=total,
         banners=banners(run, total),
-        new=[view for view in findings if not view.record.known and view not in aside],
-        special=aside,
-        known=[view for view in findings if view.record.known],
+        new=findings[Standing.NEW],
+        special=findings[Standing.ASIDE],
+        known=findings[Standing.KNOWN],
         verdicts=present_verdicts([run.counts, *run.counts_by_op.values(), *run.counts_by_mesh.values()]),
         outcomes=OUTCOMES,
         shares=_verdict_shares,

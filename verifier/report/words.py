@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from verifier.core.verdict import VerdictKind
 from verifier.core.wording import plural
 from verifier.records.schema import ConfirmationRecord, RunRecord
-from verifier.records.special import is_aside
+from verifier.records.special import Standing, standing_of
 
 __all__ = [
     "OUTCOMES",
@@ -142,8 +143,7 @@ def totals(run: RunRecord) -> Totals:
     by_tone = {"pass": 0, "fail": 0, "open": 0, "ours": 0}
     for name, count in run.counts.items():
         by_tone[outcome(name).tone] += count
-    known = sum(finding.known for finding in run.findings)
-    special = sum(is_aside(finding, run.header) for finding in run.findings if not finding.known)
+    standings = Counter(standing_of(finding, run.header) for finding in run.findings)
     return Totals(
         trials=run.trials,
         passed=by_tone["pass"],
@@ -152,10 +152,10 @@ def totals(run: RunRecord) -> Totals:
         inconclusive=run.counts.get(VerdictKind.INCONCLUSIVE.value, 0),
         tool_errors=max(by_tone["ours"], len(run.tool_errors)),
         not_reached=sum(entry.count for entry in run.untested),
-        new=len(run.findings) - known - special,
-        known=known,
+        new=standings[Standing.NEW],
+        known=standings[Standing.KNOWN],
         refusals=tuple(sorted(run.unsupported, key=lambda reason: (-run.unsupported[reason], reason))),
-        special=special,
+        special=standings[Standing.ASIDE],
     )
 
 
