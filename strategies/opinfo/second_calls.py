@@ -17,13 +17,13 @@ from strategies.opinfo.calls.op_facts import TRUSTING
 from strategies.opinfo.calls.op_names import base_of
 from strategies.opinfo.programs import called_both_ways, called_twice
 from strategies.opinfo.samples.argument_spellings import spellings, with_value
-from strategies.opinfo.samples.branches import near_numbers
+from strategies.opinfo.samples.asking.arguments import near_numbers
 from verifier.core.case import OpCase
 from verifier.core.ops import resolve
 from verifier.programs import SecondCall, calls_again
 from verifier.torch_internals.amending.propagation import is_torchs
-from verifier.torch_internals.amending.rule_code import constants_of_op, constants_of_rule
 from verifier.torch_internals.names import OpOverload, pytree
+from verifier.torch_internals.rule_code.constants import constants_of_op, constants_of_rule
 
 __all__ = [
     "SECOND_CALL",

@@ -13,12 +13,13 @@ import torch
 
 import strategies.opinfo.second_calls  # noqa: F401 - declares the second calls of an op
 from strategies.opinfo.calls.by_op import Row, Template, registered_of, wanted
-from strategies.opinfo.calls.call import attempt, quiet
+from strategies.opinfo.calls.call import Call, attempt, quiet
 from strategies.opinfo.calls.capture import MOST_CAPTURED, captured, entries_of, hidden, sharded
 from strategies.opinfo.calls.op_names import home_rows, owners, row_names
 from strategies.opinfo.calls.providers import PROVIDERS, is_known
 from strategies.opinfo.handmade import NO_CALLS, handmade_of_row, handmade_overloads, handmade_samples
 from strategies.opinfo.samples.argument_spellings import Variation, spellings
+from strategies.opinfo.samples.asking.unreached import reaching_samples
 from strategies.opinfo.samples.derived_overloads import converted, family, is_sibling
 from strategies.opinfo.samples.input_classes import ASKING, INPUT_CLASSES, InputClass
 from strategies.opinfo.samples.sample import OpInfoSample, changes_of
@@ -248,6 +249,7 @@ def _with_spellings(
     for sample in testable:
         sample.poison_only(common)
     yield from testable
+    made = [*testable]
     left = options.max_samples if options.max_samples is not None else len(testable) * _SPELLINGS_OF_ONE
     with quiet():
         # from each sample in turn, with another first variation, so that a limit keeps variations of every kind
@@ -260,10 +262,26 @@ def _with_spellings(
                 seen.add(other.signature)
                 other.poison_only(common)
                 left -= 1
+                made.append(other)
                 yield other
         own = row.overload is not None or any(row.name in home_rows(sample.first.op) for sample in testable)
         if options.rare:
-            yield from _of_input_classes(testable, seen, common, options, own)
+            for other in _of_input_classes(testable, seen, common, options, own):
+                made.append(other)
+                yield other
+            for other in reaching_samples(made, _changes_of_classes, _is_taken) if own else ():
+                other.poison_only(common)
+                yield other
+
+
+def _changes_of_classes(call: Call) -> Iterator[Variation]:
+    for one in INPUT_CLASSES:
+        if one.changes not in ASKING:
+            yield from one.changes(call)
+
+
+def _is_taken(call: Call) -> bool:
+    return attempt(call) is not None
 
 
 def _of_input_classes(

@@ -15,19 +15,15 @@ from strategies.opinfo.calls.call import Call
 from strategies.opinfo.calls.checked import codes_of
 from strategies.opinfo.calls.running import accepts
 from strategies.opinfo.samples.argument_spellings import DIMS, Variation, with_value, with_values
-from strategies.opinfo.samples.branches import (
-    branches,
-    claimed,
-    extent_branches,
-    lengths_of_rule,
-    near_numbers,
-    without_tensors,
-)
+from strategies.opinfo.samples.asking.arguments import near_numbers, without_tensors
+from strategies.opinfo.samples.asking.claimed import claimed
+from strategies.opinfo.samples.asking.extents import extent_branches, lengths_of_rule
+from strategies.opinfo.samples.asking.tensors import branches
 from verifier.torch_internals.amending.propagation import rule_function
-from verifier.torch_internals.amending.rule_code import constants_of_op, constants_of_rule
 from verifier.torch_internals.names import OpOverload, pytree
+from verifier.torch_internals.rule_code.constants import constants_of_op, constants_of_rule
 
-__all__ = ["other_arguments", "other_dims"]
+__all__ = ["other_arguments", "other_dims", "other_values"]
 
 _NUMBERS = (0, 1, -1, 2, 3, 0.5, -0.5, 1.0, -2.0, math.inf, -math.inf)
 _DTYPES = (torch.int64, torch.float32, torch.float64, torch.bool)
@@ -75,6 +71,11 @@ def other_arguments(call: Call) -> Iterator[Variation]:
     yield from _numbers_of_dims(call)
     yield from raising
     yield from same
+
+
+def other_values(call: Call) -> Iterator[Variation]:
+    """Yield the call with another value of an argument, or of several flags; the op may refuse it."""
+    yield from (one.variation for one in (*_values(call), *_flags(call)))
 
 
 def other_dims(call: Call) -> Iterator[Variation]:

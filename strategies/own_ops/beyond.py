@@ -14,8 +14,8 @@ from strategies.opinfo.calls.running import accepts, has_other_shapes
 from strategies.opinfo.samples.argument_spellings import Variation
 from strategies.opinfo.samples.extents import Extents, Group
 from verifier.torch_internals.amending.propagation import rule_function
-from verifier.torch_internals.amending.rule_code import constants_of_op, constants_of_rule
 from verifier.torch_internals.names import OpOverload
+from verifier.torch_internals.rule_code.constants import constants_of_op, constants_of_rule
 
 __all__ = ["beyond_numbers", "misdescribed_extents"]
 

@@ -13,10 +13,11 @@ from strategies.opinfo.calls.call import Call, parameters, quiet
 from strategies.opinfo.calls.capture import Origin
 from strategies.opinfo.calls.running import accepts, has_other_dtypes, has_other_shapes, undeclared_write
 from strategies.opinfo.samples.argument_spellings import Variation, spellings, with_value
-from strategies.opinfo.samples.branches import without_tensors
+from strategies.opinfo.samples.asking.arguments import without_tensors
+from strategies.opinfo.samples.asking.unreached import reaching_samples
 from strategies.opinfo.samples.extents import Extents, rare_extents
 from strategies.opinfo.samples.sample import OpInfoSample, changes_of
-from strategies.own_ops.arguments import other_arguments, other_dims
+from strategies.own_ops.arguments import other_arguments, other_dims, other_values
 from strategies.own_ops.beyond import beyond_numbers, misdescribed_extents
 from strategies.own_ops.from_schema import calls_from_schema
 from strategies.own_ops.names import own_ops, own_ops_named
@@ -127,6 +128,7 @@ def own_samples(name: str, options: SampleOptions) -> Iterator[OpInfoSample]:
         return
     yield from samples
     seen = set(numbered)
+    drawn = [*samples]
     with quiet():
         for changes, most, of, rare in _CLASSES:
             left = most if options.rare or not rare else 0
@@ -138,10 +140,14 @@ def own_samples(name: str, options: SampleOptions) -> Iterator[OpInfoSample]:
                     if left and other is not None and other.signature not in seen and accepts(other.first):
                         seen.add(other.signature)
                         left -= 1
+                        drawn.append(other)
                         yield other
         if options.rare:
-            yield from _with_optional_tensors(samples[:_COMPLETED], made, seen)
+            for other in _with_optional_tensors(samples[:_COMPLETED], made, seen):
+                drawn.append(other)
+                yield other
             yield from _misdescribed(samples[:_COMPLETED])
+            yield from reaching_samples(drawn, _changes_of_one, accepts)
 
 
 def _with_optional_tensors(
@@ -159,6 +165,12 @@ def _with_optional_tensors(
                 seen.add(other.signature)
                 left -= 1
                 yield other
+
+
+def _changes_of_one(call: Call) -> Iterator[Variation]:
+    """Yield changes of a call for which its op's rules are not asked."""
+    for changes in (other_values, spellings, rare_extents, other_dims, beyond_numbers):
+        yield from changes(call)
 
 
 def _misdescribed(samples: Sequence[OpInfoSample]) -> Iterator[OpInfoSample]:

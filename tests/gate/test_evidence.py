@@ -170,6 +170,21 @@ def test_stale_evidence_stays_in_question_beside_an_unrelated_run(store: RunStor
     assert judged(store)[0] == 0, "it was made anew"
 
 
+@pytest.mark.parametrize(
+    ("later", "finding", "status"),
+    [({"seed": 2}, False, 0), ({"seed": 2}, True, 2), ({"seed": 2, "max_examples": 1}, False, 2)],
+)
+def test_a_stale_run_without_a_finding_may_be_tried_again_with_another_seed(
+    later: dict[str, object], finding: bool, status: int, store: RunStore, tmp_path: Path
+) -> None:
+    name, digests = changed_file(tmp_path)
+    stored(store, header("1", imports=[name], digests=digests), *[a_finding("a1")] * finding)
+    stored(store, header("2", imports=[name], digests=revision([name]), **later))
+    ended, evidence = judged(store, Question((EMBEDDING,)))
+    assert ended == status
+    assert ("again as thoroughly" in why(evidence)) is (status == 2)
+
+
 def test_only_the_newest_of_several_stale_runs_is_to_be_made_anew(store: RunStore, tmp_path: Path) -> None:
     name, digests = changed_file(tmp_path)
     stored(store, header("1", imports=[name], digests=digests), a_finding("a1"))

@@ -11,8 +11,8 @@ import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor._ops.single_dim_strategy import register_single_dim_strategy
 
-from verifier.torch_internals.amending.rule_code import constants_of_rule, may_follow_hashes
 from verifier.torch_internals.registries import replaced_strategy
+from verifier.torch_internals.rule_code.constants import constants_of_rule, may_follow_hashes
 
 OP = torch.ops.aten.exp.default
 KINDS = ("max", "min")

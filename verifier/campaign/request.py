@@ -33,8 +33,8 @@ from verifier.processes.limits import available_memory, parse_rank_memory
 from verifier.records.files import new_run_id
 from verifier.records.schema import RunHeader
 from verifier.runs.revision import BASELINE, revision
-from verifier.torch_internals.amending.rule_code import may_follow_hashes
 from verifier.torch_internals.names import OpOverload
+from verifier.torch_internals.rule_code.constants import may_follow_hashes
 
 __all__ = [
     "Request",

@@ -76,8 +76,13 @@ def _cells(run: RunRecord) -> dict[Cell, Counter[str]]:
     return cells
 
 
-def _as_thorough(new: RunRecord, old: RunHeader, old_run: RunRecord | None, cell: Cell | None) -> bool:
-    """Return whether ``new`` tried a cell at least as thoroughly as the run with the header ``old`` did or planned."""
+def _as_thorough(
+    new: RunRecord, old: RunHeader, old_run: RunRecord | None, cell: Cell | None, any_seed: bool = False
+) -> bool:
+    """Return whether ``new`` tried a cell at least as thoroughly as the run with the header ``old`` did or planned.
+
+    Another seed draws other calls, unless ``any_seed`` will do.
+    """
     header, level = new.header, _level(old)
     if level is not _level(header) or set(header.imports) != set(old.imports) or header.device != old.device:
         return False
@@ -85,7 +90,9 @@ def _as_thorough(new: RunRecord, old: RunHeader, old_run: RunRecord | None, cell
         if old_run is None or cell is None:
             return header.command == old.command
         return _cells(new)[cell].total() >= _cells(old_run)[cell].total()
-    if header.seed != old.seed or header.max_examples < old.max_examples or not {*old.dtypes} <= {*header.dtypes}:
+    if not any_seed and header.seed != old.seed:
+        return False
+    if header.max_examples < old.max_examples or not {*old.dtypes} <= {*header.dtypes}:
         return False
     if level is Level.RULES:
         if new.rules is None or old_run is None or old_run.rules is None:
@@ -101,9 +108,9 @@ def _asked(header: RunHeader) -> dict[str, tuple[str, ...]]:
     return selected(tuple(header.request.get("patterns") or ())) or {}
 
 
-def _tries_again(new: RunRecord, old: RunRecord, cell: Cell) -> bool:
+def _tries_again(new: RunRecord, old: RunRecord, cell: Cell, any_seed: bool = False) -> bool:
     """Return whether ``new`` is complete and has tried a cell at least as thoroughly as ``old`` did."""
-    return new.complete and cell in _cells(new) and _as_thorough(new, old.header, old, cell)
+    return new.complete and cell in _cells(new) and _as_thorough(new, old.header, old, cell, any_seed)
 
 
 def _covers(new: RunRecord, old: RunHeader, old_run: RunRecord | None) -> bool:
@@ -192,10 +199,12 @@ class _Recorded:
     cells: frozenset[Cell]
     changes: tuple[Change, ...]
 
-    def left(self, others: Iterable[RunRecord]) -> frozenset[Cell]:
-        """Return the cells that none of ``others`` has tried again."""
+    def left(self, others: Iterable[RunRecord], any_seed: bool = False) -> frozenset[Cell]:
+        """Return the cells that none of ``others`` has tried again, with the same seed or with any."""
         again = [*others]
-        return frozenset(cell for cell in self.cells if not any(_tries_again(one, self.run, cell) for one in again))
+        return frozenset(
+            cell for cell in self.cells if not any(_tries_again(one, self.run, cell, any_seed) for one in again)
+        )
 
     def findings(self, question: Question, left: frozenset[Cell]) -> list[FindingRecord]:
         """Return the findings that are asked about, except those of ops without a cell in ``left``."""
@@ -286,11 +295,16 @@ class _Collection:
         """Note which parts of a run that was made with other code have to be run again, if any.
 
         Nothing has to be run again if runs that count, or a ``later`` stale run that is named itself, tried the same.
+        If the run has no finding that is not accepted, they may have tried it with another seed: a run that has
+        nothing to hide is evidence of nothing once the code has changed.
         """
-        run, left = recorded.run, recorded.left([*self.counted, *later])
+        run, again = recorded.run, [*self.counted, *later]
+        left = recorded.left(again)
         if not left and recorded.cells:
             return
         new = [one for one in recorded.findings(self.question, left) if not self._accepted(one, run)]
+        if not new and recorded.cells and not (left := recorded.left(again, any_seed=True)):
+            return
         if not new and not any(change.under_test for change in recorded.changes):
             self.other_versions.append(run.header.id)
             return
@@ -299,7 +313,8 @@ class _Collection:
         if new:
             parts.append(f"it has {plural(len(new), 'finding')} that the baseline does not accept")
         if ops:
-            parts.append(f"no later run has tried {_some(ops)} again")
+            tried = any(not left.isdisjoint(_cells(one)) for one in again)
+            parts.append(f"no later run has tried {_some(ops)} again{' as thoroughly' * tried}")
         self.stale_ops.update(ops)
         self.unanswered.append(NoEvidence(f"run {run.header.id} is stale: {'; '.join(parts)}", _again(run.header)))
 

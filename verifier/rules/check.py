@@ -31,15 +31,15 @@ from verifier.rules.sample_on_mesh import CALL_ERRORS, SampleOnMesh
 from verifier.rules.samples import Sample
 from verifier.rules.stale import stale_decisions
 from verifier.torch_internals.amending.propagation import is_torchs
-from verifier.torch_internals.amending.rule_code import (
+from verifier.torch_internals.names import OpOverload
+from verifier.torch_internals.placements import Combination, masked_extent, placement_text
+from verifier.torch_internals.registries import has_own_handler, installed_sharded_op, sees_mesh
+from verifier.torch_internals.rule_code.constants import (
     asks_for_inference_mode,
     asks_for_world,
     constants_of_rule,
     names_of_mesh_dims,
 )
-from verifier.torch_internals.names import OpOverload
-from verifier.torch_internals.placements import Combination, masked_extent, placement_text
-from verifier.torch_internals.registries import has_own_handler, installed_sharded_op, sees_mesh
 
 __all__ = ["DRAWS_FOR_MISSING", "CheckOptions", "Position", "check_sample", "places_of"]
 

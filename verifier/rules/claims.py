@@ -22,11 +22,11 @@ from verifier.rules.enumerate import input_combinations
 from verifier.rules.execute import Cuts, LocalCall, Results, masked_indices, tensor_groups
 from verifier.rules.results import Rule
 from verifier.torch_internals.amending.propagation import is_torchs
-from verifier.torch_internals.amending.rule_code import asks_for_world
 from verifier.torch_internals.claims import ClaimReader, Propagation, RuleFailure
 from verifier.torch_internals.names import OpOverload, pytree
 from verifier.torch_internals.placements import Combination, Placements, masked_extent, norm_order, placement_text
 from verifier.torch_internals.registries import has_own_handler
+from verifier.torch_internals.rule_code.constants import asks_for_world
 
 __all__ = [
     "ASKED",

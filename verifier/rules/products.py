@@ -19,9 +19,9 @@ from verifier.rules.execute import tensor_groups
 from verifier.rules.options import DRAWS_FOR_MISSING
 from verifier.rules.results import Rule
 from verifier.rules.sample_on_mesh import SampleOnMesh
-from verifier.torch_internals.amending.rule_code import names_strided_shards
 from verifier.torch_internals.names import OpOverload
 from verifier.torch_internals.placements import Combination, masked_extent, placement_text, strided_shard
+from verifier.torch_internals.rule_code.constants import names_strided_shards
 
 __all__ = ["Products"]
 

@@ -18,15 +18,9 @@ from strategies.opinfo.calls.checked import is_trusting
 from strategies.opinfo.calls.op_facts import KEEP_VALUES
 from strategies.opinfo.calls.op_names import base_of
 from strategies.opinfo.samples.argument_spellings import Variation, equivalent_dim, with_value, with_values
-from strategies.opinfo.samples.branches import (
-    argument_branches,
-    branches,
-    broadcast_extents,
-    equal_numbers,
-    extent_branches,
-    lengths_of_rule,
-    without_tensors,
-)
+from strategies.opinfo.samples.asking.arguments import argument_branches, equal_numbers, without_tensors
+from strategies.opinfo.samples.asking.extents import broadcast_extents, extent_branches, lengths_of_rule
+from strategies.opinfo.samples.asking.tensors import branches
 from strategies.opinfo.samples.conversions import as_complex, converted
 from strategies.opinfo.samples.dim_numbers import batch_dims, batch_dims_of_gradients, dim_numbers
 from strategies.opinfo.samples.index_classes import bounds, index_lists, left_out

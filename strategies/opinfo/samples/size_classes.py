@@ -12,9 +12,7 @@ from strategies.opinfo.calls.checked import is_unchecked
 from strategies.opinfo.calls.op_facts import KEEP_VALUES
 from strategies.opinfo.calls.op_names import base_of
 from strategies.opinfo.samples.argument_spellings import Variation, with_value
-from strategies.opinfo.samples.branches import (
-    tied_ones,
-)
+from strategies.opinfo.samples.asking.extents import tied_ones
 
 __all__ = [
     "broadcasts",

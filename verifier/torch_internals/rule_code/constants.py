@@ -18,6 +18,7 @@ from verifier.torch_internals.registries import registries_of_rules
 __all__ = [
     "asks_for_inference_mode",
     "asks_for_world",
+    "codes_of_rule",
     "constants_of_op",
     "constants_of_rule",
     "may_follow_hashes",
@@ -47,6 +48,11 @@ def constants_of_rule(op: OpOverload) -> frozenset[int | float | str]:
 def constants_of_op(op: OpOverload) -> frozenset[int | float | str]:
     """Return the numbers and texts in the code of ``op``, an op of the user's, and of the functions that it names."""
     return _constants(definition_of(op))
+
+
+def codes_of_rule(op: OpOverload) -> tuple[CodeType, ...]:
+    """Return the code of the rule of ``op``, as far as it is the user's, and of the user's functions that it names."""
+    return tuple(code for part in _parts_of(_rule_of(op)) for code in part.codes)
 
 
 def may_follow_hashes(op: OpOverload) -> bool:
@@ -141,8 +147,9 @@ def _constants(function: object) -> frozenset[int | float | str]:
 
 
 class _Part(NamedTuple):
-    """One function: the names in its code, and its constants, also those of its module that it names."""
+    """One function: its code, the names in it, and its constants, also those of its module that it names."""
 
+    codes: tuple[CodeType, ...]
     names: frozenset[str]
     constants: frozenset[int | float | str]
 
@@ -176,7 +183,7 @@ def _parts_of(function: object) -> Iterator[_Part]:
         attributes = [one for owner in (*held, *named, *bound) for one in _attributes(owner, names)]
         written = [one for code in codes for one in code.co_consts]
         values = (*written, *held, *named, *attributes, *(function.__defaults__ or ()))
-        yield _Part(names, frozenset(one for one in _flat(values) if isinstance(one, int | float | str)))
+        yield _Part(tuple(codes), names, frozenset(one for one in _flat(values) if isinstance(one, int | float | str)))
 
 
 def _attributes(owner: object, names: frozenset[str]) -> list[object]:

@@ -1,0 +1,98 @@
+"""Calls that reach code of a rule of the user's which no other call reaches.
+
+A rule may be wrong where several conditions hold at the same time, and classes of input change one thing each. The
+search goes from call to call: one that meets the first of several conditions reaches the code that asks for the second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain, zip_longest
+
+from strategies.opinfo.calls.call import Call
+from strategies.opinfo.samples.argument_spellings import Variation
+from strategies.opinfo.samples.asking.arguments import other_values
+from strategies.opinfo.samples.asking.claimed import run_rule
+from strategies.opinfo.samples.asking.extents import other_extents
+from strategies.opinfo.samples.asking.tensors import other_tensors
+from strategies.opinfo.samples.sample import OpInfoSample
+from verifier.torch_internals.amending.propagation import is_torchs
+from verifier.torch_internals.rule_code.constants import codes_of_rule
+from verifier.torch_internals.rule_code.reach import Block, blocks_of, reached_blocks
+
+__all__ = ["reaching_samples"]
+
+_MOST_TRIES = 300
+"""A rule may have code that no call reaches, such as that for a mesh of three ranks."""
+_MOST_PARENTS = 12
+
+
+def reaching_samples(
+    samples: Sequence[OpInfoSample],
+    changes: Callable[[Call], Iterable[Variation]],
+    accepts: Callable[[Call], bool],
+) -> Iterator[OpInfoSample]:
+    """Yield changes of ``samples``, of one op, that reach code of its rule which none of them reaches.
+
+    Each of the ``changes`` of a call is tried beside those on which rules branch, if the op accepts the changed call.
+    """
+    if not samples or is_torchs(samples[0].first.op):
+        return
+    blocks = blocks_of(codes_of_rule(samples[0].first.op))
+    known: dict[frozenset[Block], OpInfoSample] = {}
+    for sample in sorted(samples, key=lambda sample: not _tells(sample.first)):
+        known.setdefault(_reached(blocks, sample), sample)
+    left = set(blocks).difference(*(reached for reached, sample in known.items() if _tells(sample.first)))
+    tries = _MOST_TRIES
+    tried: set[str] = {sample.signature for sample in samples}
+    asked: set[frozenset[Block]] = set()
+    while left and tries:
+        parents = [one for one in known.items() if one[0] not in asked and _leads_to(one[0], left)][-_MOST_PARENTS:]
+        if not parents:
+            return
+        asked.update(reached for reached, _ in parents)
+        for other in _changed([sample for _, sample in parents], changes):
+            if not left or not tries:
+                break
+            if other.signature in tried:
+                continue
+            tried.add(other.signature)
+            tries -= 1
+            if not accepts(other.first):
+                continue
+            reached = _reached(blocks, other)
+            if _tells(other.first) and not left.isdisjoint(reached):
+                left -= reached
+                yield other
+            known.setdefault(reached, other)
+
+
+def _changed(samples: Sequence[OpInfoSample], changes: Callable[[Call], Iterable[Variation]]) -> Iterator[OpInfoSample]:
+    """Yield the samples with one more change each, from each sample in turn."""
+    offered = ([(sample, change) for change in _changes(sample.first, changes)] for sample in samples)
+    for sample, change in (pair for round_ in zip_longest(*offered) for pair in round_ if pair is not None):
+        if (other := sample.varied(change, rare=True)) is not None:
+            yield other
+
+
+def _changes(call: Call, changes: Callable[[Call], Iterable[Variation]]) -> Iterator[Variation]:
+    values = (one.variation for one in other_values(call))
+    return chain(values, other_extents(call), other_tensors(call), changes(call))
+
+
+def _reached(blocks: frozenset[Block], sample: OpInfoSample) -> frozenset[Block]:
+    reached: set[Block] = set()
+    with reached_blocks(blocks, reached):
+        run_rule(sample.first)
+    return frozenset(reached)
+
+
+def _tells(call: Call) -> bool:
+    """Return whether a call may refute a rule: a dim of one element is on one rank, whether it is sharded or not."""
+    return all(extent > 1 for tensor in call.tensors for extent in tensor.shape)
+
+
+def _leads_to(reached: frozenset[Block], left: set[Block]) -> bool:
+    """Return whether a block that is left may come after one of those reached, or begins a function."""
+    after = {(block.code, offset) for block in reached for offset in block.after}
+    return any(not block.offset or (block.code, block.offset) in after for block in left)
