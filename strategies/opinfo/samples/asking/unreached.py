@@ -6,13 +6,14 @@ search goes from call to call: one that meets the first of several conditions re
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, zip_longest
 
 from strategies.opinfo.calls.call import Call
 from strategies.opinfo.samples.argument_spellings import Variation
 from strategies.opinfo.samples.asking.arguments import other_values
-from strategies.opinfo.samples.asking.claimed import run_rule
+from strategies.opinfo.samples.asking.claimed import claimed, run_rule
 from strategies.opinfo.samples.asking.extents import other_extents
 from strategies.opinfo.samples.asking.tensors import other_tensors
 from strategies.opinfo.samples.sample import OpInfoSample
@@ -25,6 +26,8 @@ __all__ = ["reaching_samples"]
 _MOST_TRIES = 300
 """A rule may have code that no call reaches, such as that for a mesh of three ranks."""
 _MOST_PARENTS = 12
+_MOST_IN_VAIN = 4
+"""Code is given up that so many calls reach without a claim that the calls before did not have."""
 
 
 def reaching_samples(
@@ -34,6 +37,7 @@ def reaching_samples(
 ) -> Iterator[OpInfoSample]:
     """Yield changes of ``samples``, of one op, that reach code of its rule which none of them reaches.
 
+    Changes are left out at which the rule claims nothing else, as where the code returns no rules.
     Each of the ``changes`` of a call is tried beside those on which rules branch, if the op accepts the changed call.
     """
     if not samples or is_torchs(samples[0].first.op):
@@ -46,12 +50,13 @@ def reaching_samples(
     tries = _MOST_TRIES
     tried: set[str] = {sample.signature for sample in samples}
     asked: set[frozenset[Block]] = set()
+    in_vain: Counter[Block] = Counter()
     while left and tries:
         parents = [one for one in known.items() if one[0] not in asked and _leads_to(one[0], left)][-_MOST_PARENTS:]
         if not parents:
             return
         asked.update(reached for reached, _ in parents)
-        for other in _changed([sample for _, sample in parents], changes):
+        for sample, other in _changed([sample for _, sample in parents], changes):
             if not left or not tries:
                 break
             if other.signature in tried:
@@ -62,17 +67,23 @@ def reaching_samples(
                 continue
             reached = _reached(blocks, other)
             if _tells(other.first) and not left.isdisjoint(reached):
-                left -= reached
-                yield other
+                if claimed(other.first) - claimed(sample.first):
+                    left -= reached
+                    yield other
+                else:
+                    in_vain.update(left & reached)
+                    left -= {block for block in reached if in_vain[block] >= _MOST_IN_VAIN}
             known.setdefault(reached, other)
 
 
-def _changed(samples: Sequence[OpInfoSample], changes: Callable[[Call], Iterable[Variation]]) -> Iterator[OpInfoSample]:
-    """Yield the samples with one more change each, from each sample in turn."""
+def _changed(
+    samples: Sequence[OpInfoSample], changes: Callable[[Call], Iterable[Variation]]
+) -> Iterator[tuple[OpInfoSample, OpInfoSample]]:
+    """Yield the samples, from each in turn, and beside it the sample with one more change."""
     offered = ([(sample, change) for change in _changes(sample.first, changes)] for sample in samples)
     for sample, change in (pair for round_ in zip_longest(*offered) for pair in round_ if pair is not None):
         if (other := sample.varied(change, rare=True)) is not None:
-            yield other
+            yield sample, other
 
 
 def _changes(call: Call, changes: Callable[[Call], Iterable[Variation]]) -> Iterator[Variation]:
