@@ -11,8 +11,10 @@ from plain_records import EMBEDDING, a_finding, a_run
 from run_factory import BY_LEVEL_1, make_op_rules, make_rules
 
 from verifier.gate.baseline import Baseline
-from verifier.gate.decision import GateDecision, decide
+from verifier.gate.decision import GateDecision, decide, decide_all
 from verifier.gate.entries import NOT_EXPLAINED
+from verifier.gate.evidence import Evidence
+from verifier.gate.question import Question
 from verifier.gate.text import as_json, render
 from verifier.records.schema import ConfirmationRecord, FindingRecord, RunRecord
 
@@ -344,7 +346,7 @@ def test_json_says_the_same_and_does_not_depend_on_the_order_of_findings() -> No
     assert written == as_json(decide(a_run(*reversed(findings)), baseline, TODAY))
     content = json.loads(written)
     assert list(content)[:3] == ["format_version", "exit_status", "unverified"]
-    assert (content["format_version"], content["exit_status"]) == (7, 1)
+    assert (content["format_version"], content["exit_status"]) == (8, 1)
     assert [item["fingerprint"] for item in content["new"]] == ["a1", "b2"]
     assert content["untested"][0]["expires"] == "2026-05-21"
 
@@ -365,3 +367,15 @@ def test_special_values_count_for_a_users_rule_of_an_op_that_exists_for_them(
     decision = decide(run, Baseline(), TODAY)
     assert ([item.fingerprint for item in getattr(decision, where)], decision.exit_status) == (["a1"], status)
     assert decide(run, Baseline(), TODAY, special_values=True).exit_status == 1
+
+
+def test_lines_of_a_strategy_that_no_call_reached_are_named_and_fail_nothing() -> None:
+    op = "aten.flip.default"
+    rules = make_rules(ops={"flip": make_op_rules(overloads=[op], unreached=["a.py:3", "a.py:14"])})
+    status = decide(a_run(), Baseline(), TODAY).exit_status
+    for patterns, named in (((), True), ((op,), True), (("aten.neg.default",), False)):
+        decision = decide_all(Evidence(Question(patterns), (a_run(rules=rules),)), Baseline(), TODAY)
+        text = render(decision)
+        assert (f"\nunreached {op}: no call reaches a.py:3, 14\n" in text) is named
+        assert ("next: nothing is proved of lines that no call reaches" in text) is named
+        assert decision.exit_status == status

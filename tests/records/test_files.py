@@ -21,8 +21,8 @@ from verifier.records.schema import FORMAT_VERSION, GraphRecord, PathRecord, Unt
         (b'"\xff"', r"run\.json: not JSON"),
         (b"[1]", r"run\.json: has no format_version"),
         (b"{}", r"run\.json: has no format_version"),
-        (b'{"format_version": 8}', r"run\.json: format_version is 8, this version of the verifier reads 5 to 7"),
-        (b'{"format_version": 5}', r"run\.json: not a RunRecord of format_version 7: .*missing required field"),
+        (b'{"format_version": 9}', r"run\.json: format_version is 9, this version of the verifier reads 5 to 8"),
+        (b'{"format_version": 5}', r"run\.json: not a RunRecord of format_version 8: .*missing required field"),
     ],
 )
 def test_file_that_we_cannot_read_says_why(tmp_path: Path, content: bytes, message: str) -> None:

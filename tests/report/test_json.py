@@ -28,16 +28,16 @@ def test_run_json_is_indented_text_with_a_version() -> None:
     text = render_json(make_run())
     assert text.startswith('{\n  "header": {\n')
     assert text.endswith("}\n")
-    assert json.loads(text)["format_version"] == 7
+    assert json.loads(text)["format_version"] == 8
     assert ODD in json.loads(text)["findings"][0]["message"]
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('{"format_version": 99}', "format_version is 99, this version of the verifier reads 5 to 7"),
+        ('{"format_version": 99}', "format_version is 99, this version of the verifier reads 5 to 8"),
         ('{"nodes": []}', "has no format_version"),
-        ('{"format_version": 5}', "not a RunRecord of format_version 7: .*header"),
+        ('{"format_version": 5}', "not a RunRecord of format_version 8: .*header"),
         ("not json", "not JSON"),
         ("[]", "has no format_version"),
     ],

@@ -129,7 +129,7 @@ def test_json_is_versioned_and_read_back(tmp_path: Path) -> None:
     graph = collect(observe("4", (GATHER, CUT)))
     graph.write_json(path)
     document = json.loads(path.read_text())
-    assert document.pop("format_version") == 7
+    assert document.pop("format_version") == 8
     again = nx.node_link_graph(document, edges="edges")
     assert nx.utils.graphs_equal(again, graph.to_networkx())
 

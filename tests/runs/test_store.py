@@ -100,7 +100,7 @@ def test_run_is_read_as_it_was_written(store: RunStore) -> None:
     assert store.load("2026") == record
     assert store.load(store.path("2026")) == record
     assert store.load(str(store.path("2026").parent)) == record
-    assert store.path("2026").read_bytes().startswith(b'{"format_version":7,')
+    assert store.path("2026").read_bytes().startswith(b'{"format_version":8,')
     assert sorted(path.name for path in store.path("2026").parent.iterdir()) == ["journal.jsonl", "run.json"]
 
 
@@ -161,7 +161,7 @@ def test_journal_has_one_line_per_event_as_it_happens(store: RunStore) -> None:
             # Not a byte waits in this process: what a kill would leave behind is all of it.
             assert writer.journal_path.read_bytes().endswith(b"}\n")
         lines = [json.loads(line) for line in writer.journal_path.read_text().splitlines()]
-    assert lines[0] == {"format_version": 7, "header": msgspec.to_builtins(header)}
+    assert lines[0] == {"format_version": 8, "header": msgspec.to_builtins(header)}
     assert [line["at"] for line in lines[1:]] == list(range(1, 9))
     op = {"op": "aten.embedding.default", "mesh": "2x2"}
     place = {"combination": "weight=(S(0), R)"}

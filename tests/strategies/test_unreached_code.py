@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from torch.distributed.tensor._ops.single_dim_strategy import register_single_di
 
 from strategies.opinfo.source import SOURCE
 from verifier.core.case import MeshSpec
+from verifier.rules.campaign.collect import op_record
 from verifier.rules.check import check_sample
 from verifier.rules.options import CheckOptions
 from verifier.rules.samples import SampleOptions
@@ -47,3 +49,32 @@ def test_a_rule_that_is_wrong_where_several_conditions_hold_is_found(strategy: A
     reports = [check_sample(sample, QUICK, n) for n, sample in enumerate(SOURCE.samples(target, SampleOptions()))]
     assert sum(len(report.confirmed) for report in reports) > 20
     assert any(report.wrong for report in reports) is wrong
+
+
+def flip(_op: Any, args: Any, _kwargs: Any) -> list[list[Any]]:
+    ndim = len(args[0].shape)
+    if ndim > 40:
+        ndim -= 1
+        return []
+    gone = {dim % ndim for dim in args[1]} if ndim else set()
+    return [[Shard(dim), Shard(dim)] for dim in range(ndim) if dim not in gone]
+
+
+@pytest.mark.usefixtures("rules_taken_back")
+def test_lines_that_no_call_reaches_are_named() -> None:
+    op = aten.flip.default
+    register_single_dim_strategy(op)(flip)
+    (target,) = SOURCE.select([str(op)])
+    samples = list(SOURCE.samples(target, SampleOptions(max_samples=3, rare=False)))
+    reports = [check_sample(sample, QUICK, number) for number, sample in enumerate(samples)]
+    first = flip.__code__.co_firstlineno
+    where = str(Path(__file__).relative_to(Path.cwd()))
+    assert op_record(reports, [], [], [], []).unreached == [f"{where}:{first + 3}", f"{where}:{first + 4}"]
+
+
+def test_torchs_own_strategies_are_not_watched() -> None:
+    (target,) = SOURCE.select(["aten.flip.default"])
+    sample = next(iter(SOURCE.samples(target, SampleOptions(max_samples=1, rare=False))))
+    report = check_sample(sample, QUICK)
+    assert report.confirmed
+    assert not report.reached | report.unreached

@@ -7,7 +7,7 @@ from types import CodeType
 
 import pytest
 
-from verifier.torch_internals.rule_code.reach import Block, blocks_of, reached_blocks
+from verifier.torch_internals.rule_code.reach import Watch
 
 
 def rule(ndim: int, keep: bool, dims: list[int]) -> list[int]:
@@ -29,17 +29,17 @@ def codes(code: CodeType) -> Iterator[CodeType]:
             yield from codes(one)
 
 
-BLOCKS = blocks_of([*codes(rule.__code__)])
+CODES = [*codes(rule.__code__)]
 FIRST = rule.__code__.co_firstlineno
 
 
 def lines_left(*calls: tuple[int, bool, list[int]]) -> list[int]:
     """Return the lines with a block that no call reaches, counted from that of ``def``."""
-    reached: set[Block] = set()
-    with reached_blocks(BLOCKS, reached):
+    watch = Watch(CODES)
+    with watch.on():
         for call in calls:
             rule(*call)
-    return sorted({block.line - FIRST for block in BLOCKS - reached})
+    return sorted({block.lines[0] - FIRST for block in watch.left})
 
 
 @pytest.mark.parametrize(
@@ -55,13 +55,14 @@ def test_conditions_of_one_line_are_told_apart(calls: list[tuple[int, bool, list
     assert lines_left(*calls) == left
 
 
-def test_other_code_is_not_noted_and_tracing_ends() -> None:
-    reached: set[Block] = set()
-    with reached_blocks(frozenset(), reached):
+def test_other_code_is_not_noted_and_watching_ends() -> None:
+    nothing, watch = Watch([]), Watch(CODES)
+    with nothing.on():
         rule(2, True, [0])
-    assert not reached
-    with pytest.raises(NotImplementedError), reached_blocks(BLOCKS, reached):
+    assert not nothing.reached
+    with pytest.raises(NotImplementedError), watch.on():
         rule(10, True, [0])
-    before = set(reached)
+    before = set(watch.reached)
+    assert before
     rule(2, True, [0])
-    assert reached == before
+    assert watch.reached == before

@@ -8,6 +8,7 @@ import re
 import shlex
 import signal
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 __all__ = [
     "CORRECT_MAKER",
@@ -18,9 +19,11 @@ __all__ = [
     "import_options",
     "nearest",
     "one_line",
+    "places_text",
     "plain_json",
     "plain_text",
     "plural",
+    "shown_path",
     "signal_name",
     "unknown_name",
     "version_key",
@@ -95,6 +98,26 @@ def plural(count: int, noun: str, many: str = "") -> str:
     ('1 finding', '1,200 findings', '2 classes')
     """
     return f"{count:,} {noun if count == 1 else many or noun + 's'}"
+
+
+def places_text(places: Sequence[str]) -> str:
+    """Return lines of files as text, in which each file is named once.
+
+    >>> places_text(["a.py:3", "a.py:14", "b.py:2"])
+    'a.py:3, 14, b.py:2'
+    """
+    text, before = [], ""
+    for place in places:
+        file, _, line = place.rpartition(":")
+        text.append(line if file == before else place)
+        before = file
+    return ", ".join(text)
+
+
+def shown_path(file: str | Path) -> str:
+    """Return the path of ``file`` as a user reads it: from the working folder, if it lies in there."""
+    path = Path(file).absolute()
+    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
 
 
 def import_options(imports: Sequence[str]) -> str:

@@ -68,6 +68,7 @@ class GateDecision:
     ``mended`` has entries that passed under this version of torch and were seen under others alone.
 
     ``lost`` has rules of torch's that hold and that the imports do not claim; with ``fail_on_lost`` they count.
+    ``unreached`` has ops with the lines of their strategies that no call has reached, which proves nothing of these.
     ``regret`` has what the budgets say of the redistributions; None if the gate is not to fail on them. ``options`` are
     the arguments with which a command asks the same question.
     """
@@ -93,6 +94,7 @@ class GateDecision:
     mended: tuple[GateItem, ...] = ()
     lost: tuple[RuleChange, ...] = ()
     fail_on_lost: bool = False
+    unreached: tuple[tuple[str, tuple[str, ...]], ...] = ()
     regret: RegretDecision | None = None
     options: str = ""
 
@@ -187,7 +189,16 @@ def decide_all(
     return replace(
         decision, untested=untested, unanswered=unanswered, left_out=evidence.left_out,
         unchanged=evidence.unchanged, lost=evidence.lost, fail_on_lost=fail_on_lost,
+        unreached=tuple(_unreached(evidence)),
     )  # fmt: skip
+
+
+def _unreached(evidence: Evidence) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Yield the ops that are asked about and of whose strategy no call has reached some lines."""
+    for run in evidence.runs:
+        for op in run.rules.ops.values() if run.rules is not None else ():
+            if op.unreached and any(map(evidence.question.asks_op, op.overloads)):
+                yield ", ".join(op.overloads), tuple(op.unreached)
 
 
 def _decide(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from verifier.core.wording import plural
+from verifier.core.wording import places_text, plural
 from verifier.gate.decision import GateDecision
 from verifier.gate.entries import NOT_EXPLAINED
 from verifier.gate.rule_changes import where_text
@@ -78,6 +78,8 @@ def render(decision: GateDecision, folder: Path = DEFAULT_REPORTS, brief: bool =
     if (more := len(decision.untested) - MOST_UNTESTED) > 0:
         lines.append(f"untested: {plural(more, 'more entry', 'more entries')}, which `--format json` lists")
     lines += ["", *_lost_lines(decision, MOST_LOST if brief else most)] if decision.lost else []
+    lines += [""] if decision.unreached else []
+    lines += [f"unreached {op}: no call reaches {places_text(places)}" for op, places in decision.unreached]
     lines += _budget_lines(decision, MOST_UNTESTED if brief else most)
     lines += _over_lines(decision, MOST_LOST if brief else most)
     lines += _failing_lines(decision, folder) if brief else []
@@ -176,6 +178,8 @@ def _next_steps(decision: GateDecision, folder: Path) -> list[str]:
             "claim the lost rules, which torch's own strategies claim and which hold, or DTensor communicates there"
             + ("" if decision.fail_on_lost else "; `--fail-on lost` makes them count")
         )
+    if decision.unreached:
+        steps.append("nothing is proved of lines that no call reaches; give samples that reach them")
     if decision.over:
         update_budgets = f"`{_command(decision, '--fail-on regret --update', folder)}`"
         steps.append(f"claim the rule that would spare the bytes over budget, or allow them: {update_budgets}")

@@ -11,14 +11,15 @@ from typing import Any
 
 from verifier.core.wording import plural
 
-FORMAT_VERSION = 7
+FORMAT_VERSION = 8
 """Version of records, journals and findings. Since version 3, known findings say how they were explained."""
 
-READ_VERSIONS = (5, 6, 7)
+READ_VERSIONS = (5, 6, 7, 8)
 """Versions that are read. What later versions added has a default.
 
 Since version 6, paths say which collectives were really issued. Since version 7, findings say where the strategy is,
-and what was not tried says what a user has to do before the run counts.
+and what was not tried says what a user has to do before the run counts. Since version 8, the rule check says which code
+of a user's strategy no call reached.
 """
 
 
@@ -380,6 +381,7 @@ class OpRulesRecord:
     input placements were run, over all draws. ``confirmed`` lists the claims that held in every draw, as text.
     ``special`` has claims that fail only for infinities, NaN, -0.0 and values at a threshold. ``untested`` maps reasons
     to numbers of combinations. ``not_testable`` maps overloads to the reason. ``seconds`` is the time of one worker.
+    ``unreached`` has the lines of a user's strategy, as ``FILE:LINE``, that DTensor ran for no call.
     """
 
     overloads: list[str]
@@ -396,6 +398,7 @@ class OpRulesRecord:
     not_testable: dict[str, str]
     died: list[str]
     seconds: float
+    unreached: list[str] = field(default_factory=list)
 
 
 @dataclass

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from verifier.core.case import MeshSpec
-from verifier.core.wording import NO_SAMPLES, bytes_text, plural
+from verifier.core.wording import NO_SAMPLES, bytes_text, places_text, plural
 from verifier.records.commands import command_text, replay_text
 from verifier.records.files import DEFAULT_REPORTS
 from verifier.records.schema import (
@@ -171,6 +171,8 @@ def _notes(op: OpRulesRecord) -> list[str]:
         (len(op.special), "not for special values"),
     )
     notes += [f"{count:,} {what}" for count, what in counts if count]
+    if op.unreached:
+        notes.append(f"no call reaches {places_text(op.unreached)}")
     reasons = not_tested(op)
     if reasons:
         more = len(reasons) - _MOST_REASONS

@@ -37,9 +37,11 @@ from verifier.torch_internals.registries import has_own_handler, installed_shard
 from verifier.torch_internals.rule_code.constants import (
     asks_for_inference_mode,
     asks_for_world,
+    codes_of_rule,
     constants_of_rule,
     names_of_mesh_dims,
 )
+from verifier.torch_internals.rule_code.reach import watch_of
 
 __all__ = ["DRAWS_FOR_MISSING", "CheckOptions", "Position", "check_sample", "places_of"]
 
@@ -63,10 +65,14 @@ def check_sample(
         report.not_testable = sample.not_testable
         report.untested[sample.not_testable] += 1
         return report
-    inferring = number % 2 == 1 and _asks_for_inference_mode(sample)
+    rule = _users_op(sample)
+    inferring = number % 2 == 1 and rule is not None and asks_for_inference_mode(rule)
     with torch.inference_mode() if inferring else torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        _check(Ledger(sample, _with_meshes_of_rule(sample, options), number, enter, skip, report))
+        watch = None if rule is None else watch_of(codes_of_rule(rule))
+        _check(Ledger(sample, _with_meshes_of_rule(sample, options), number, enter, skip, report, watch))
+    if watch is not None:
+        report.reached, report.unreached = frozenset(watch.reached), watch.left
     report.seconds = time.perf_counter() - started
     return report
 
@@ -124,9 +130,10 @@ def _check_beyond(ledger: Ledger, mesh: MeshSpec, number: int, size: int) -> Non
             place.try_claims()
 
 
-def _asks_for_inference_mode(sample: Sample) -> bool:
+def _users_op(sample: Sample) -> OpOverload | None:
+    """Return the op of a sample if its rule is the user's."""
     op = resolve(f"torch.ops.{sample.op}")
-    return isinstance(op, OpOverload) and not is_torchs(op) and asks_for_inference_mode(op)
+    return op if isinstance(op, OpOverload) and not is_torchs(op) else None
 
 
 def _with_meshes_of_rule(sample: Sample, options: CheckOptions) -> CheckOptions:

@@ -27,6 +27,8 @@ from verifier.torch_internals.names import OpOverload, pytree
 from verifier.torch_internals.placements import Combination, Placements, masked_extent, norm_order, placement_text
 from verifier.torch_internals.registries import has_own_handler
 from verifier.torch_internals.rule_code.constants import asks_for_world
+from verifier.torch_internals.rule_code.reach import Watch
+from verifier.torch_internals.simulation import in_world_of
 
 __all__ = [
     "ASKED",
@@ -52,10 +54,18 @@ ASKED = 64
 """At most so many combinations of a call are asked about, where a strategy lists no rules, if only claims matter."""
 
 
-def claim_reader(op: OpOverload, args: Sequence[object], kwargs: Mapping[str, object], result: object) -> ClaimReader:
-    """Return a reader of what DTensor claims for a call of ``op`` that returns ``result`` on the whole tensors."""
+def claim_reader(
+    op: OpOverload, args: Sequence[object], kwargs: Mapping[str, object], result: object, watch: Watch | None = None
+) -> ClaimReader:
+    """Return a reader of what DTensor claims for a call of ``op`` that returns ``result`` on the whole tensors.
+
+    ``watch`` notes which code of the rule is reached.
+    """
     reader = ClaimReader(op, args, kwargs, result)
-    reader.asks_for_world = not is_torchs(op) and asks_for_world(op)
+    if not is_torchs(op) and asks_for_world(op):
+        reader.around = in_world_of
+    if watch is not None:
+        reader.watch = watch.on
     return reader
 
 

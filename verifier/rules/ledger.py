@@ -15,6 +15,7 @@ from verifier.rules.options import CheckOptions, Position
 from verifier.rules.results import Rule, SampleReport, WrongRule
 from verifier.rules.samples import Sample, Values
 from verifier.torch_internals.placements import Combination
+from verifier.torch_internals.rule_code.reach import Watch
 
 __all__ = ["Candidate", "Ledger"]
 
@@ -59,6 +60,8 @@ class Ledger:
         Combinations that have ended the process before.
     report
         Counts and reasons go in as they come, rules with :meth:`settle`.
+    watch
+        Notes which code of the rule is reached; None if it is not the user's.
 
     Attributes
     ----------
@@ -92,6 +95,7 @@ class Ledger:
         enter: Callable[[Position], None],
         skip: frozenset[Position],
         report: SampleReport,
+        watch: Watch | None = None,
     ) -> None:
         self.sample, self.options, self.number = sample, options, number
         unsafe = "" if options.blank else sample.claims_only
@@ -102,7 +106,7 @@ class Ledger:
         if unsafe and not options.claims_only and not options.blank:
             self.options = replace(options, claims_only=True)
             report.untested[unsafe] += 1
-        self.enter, self.report = enter, report
+        self.enter, self.report, self.watch = enter, report, watch
         ndims = {mesh_number: mesh.ndim for mesh_number, mesh in enumerate((*options.meshes, *options.beyond))}
         self._fatal = {(where, ndims[mesh], number) for where, mesh, _, number in skip}
         self._ndims = ndims

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from verifier.core.verdict import VerdictKind
 from verifier.records.schema import MissingRuleRecord, TrialRecord
+from verifier.torch_internals.rule_code.reach import Block
 
 __all__ = ["Rule", "SampleReport", "WrongRule"]
 
@@ -93,6 +94,9 @@ class SampleReport:
         Claims that hold on ordinary values, and not on infinities, NaN, -0.0 and values at a threshold.
     untested
         How many combinations have no verdict, by reason.
+    reached, unreached
+        The code of a rule of the user's that DTensor has run for this sample or for others before it in the same
+        process, and the rest of it.
     short
         Whether a tensor has a dim with fewer elements than ranks on every mesh of one dim and at every size.
     """
@@ -113,4 +117,6 @@ class SampleReport:
     died: list[str] = field(default_factory=list)
     """Combinations that ended the process, as text."""
     not_testable: str = ""
+    reached: frozenset[Block] = frozenset()
+    unreached: frozenset[Block] = frozenset()
     seconds: float = 0.0

@@ -64,7 +64,7 @@ class SampleOnMesh(ABC):
     def __init__(self, ledger: Ledger, case: OpCase, mesh: MeshSpec, mesh_number: int, size: int) -> None:
         self.ledger, self.mesh, self.mesh_number, self.size = ledger, mesh, mesh_number, size
         self.take(case, 0)
-        self.reader = claim_reader(self.call.op, case.args, case.kwargs, self.reference.returned)  # type: ignore[arg-type]
+        self.reader = claim_reader(self.call.op, case.args, case.kwargs, self.reference.returned, ledger.watch)  # type: ignore[arg-type]
         self.reader.dim_names = mesh.names
         self.shapes = tuple(tuple(tensor.shape) for tensor in self.call.tensors)
         self.arguments = _arguments(case)

@@ -19,6 +19,7 @@ from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import NamedTuple
 
+from verifier.core.wording import shown_path
 from verifier.records.schema import RunHeader
 
 __all__ = ["BASELINE", "TORCH_RULES", "VERIFIER", "Change", "changes_since", "digest_at", "import_digests", "revision"]
@@ -206,8 +207,7 @@ def _own_path(module: ModuleType) -> str | None:
     file = folders[0] if folders else getattr(top, "__file__", None)
     if file is None or any(Path(file).is_relative_to(folder) for folder in _others()):
         return None
-    path = Path(file).absolute()
-    text = str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
+    text = shown_path(file)
     return text + os.sep if folders else text
 
 

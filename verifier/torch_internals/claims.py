@@ -29,7 +29,6 @@ from verifier.torch_internals.placements import Combination, Placements, placeme
 from verifier.torch_internals.refusals import is_refusal, raised_in, returns_none
 from verifier.torch_internals.registries import installed_sharded_op
 from verifier.torch_internals.sharded_ops import ShardedOp
-from verifier.torch_internals.simulation import in_world
 from verifier.torch_internals.watching import EndlessRuleError, SlowRulesError, ended_rules
 
 __all__ = [
@@ -113,9 +112,10 @@ class ClaimReader:
         redistributes, and the op's strategy has written to lists among the arguments that it was given.
     dim_names
         The names of the dims of the meshes for which DTensor is asked; none, unless the caller gives them.
-    asks_for_world
-        Whether ``torch.distributed`` tells the rules that the process is in a world of as many ranks as the mesh has;
-        False, unless the caller says so.
+    around
+        Returns the context in which rules are asked on a mesh; an empty one, unless the caller gives another.
+    watch
+        Returns the context in which rules are asked for the first time of a call and a mesh; likewise.
     lost
         Whether DTensor did not come back from a rule of this op. It is not asked again, by any reader.
     """
@@ -135,7 +135,8 @@ class ClaimReader:
         self._specs: dict[tuple[int, int, Placements], DTensorSpec] = {}
         self._may_be_written_to = bool(kwargs) or any(isinstance(arg, list | dict) for arg in args)
         self.dim_names: tuple[str, ...] = ()
-        self.asks_for_world = False
+        self.around: Callable[[DeviceMesh], contextlib.AbstractContextManager[object]] = contextlib.nullcontext
+        self.watch: Callable[[], contextlib.AbstractContextManager[object]] = contextlib.nullcontext
         self._call = call_by_shapes(op, leaves, self._spec)
 
     def at(
@@ -152,9 +153,11 @@ class ClaimReader:
         free = (
             free_rules_alone(self.op, lambda: self._is_written_to(schema)) if only_claims else contextlib.nullcontext()
         )
+        # a strategy that lists its rules has been watched when it did
+        again = contextlib.nullcontext() if self.lists_rules else None
         try:
             with (
-                self._world(mesh), self._without_dry_run(schema), traced_once(self.op, self._call), free,
+                self.around(mesh), again or self.watch(), self._without_dry_run(schema), traced_once(self.op, self._call), free,
                 ended_rules(_LONGEST),
             ):  # fmt: skip
                 sharding = self._propagator.propagate_op_sharding_non_cached(schema)
@@ -263,7 +266,7 @@ class ClaimReader:
         whole: Placements = (Replicate(),) * len(mesh_shape)
         specs = [DTensorSpec(mesh, whole, tensor_meta=meta) for meta in self._metas]
         try:
-            with self._world(mesh), ended_rules(_LONGEST):
+            with self.around(mesh), self.watch(), ended_rules(_LONGEST):
                 decided = strategy(self._propagator._wrap_with_op_strategy(self._schema(specs)))
         except (Exception, SystemExit) as error:  # noqa: BLE001 - as above
             self._note_lost(mesh_shape, error)
@@ -320,7 +323,7 @@ class ClaimReader:
     ) -> list[tuple[Placement, ...]] | None:
         info = self._propagator.op_single_dim_strategy_funcs[self.op]
         try:
-            with self._world(mesh), ended_rules(_LONGEST):
+            with self.around(mesh), self.watch(), ended_rules(_LONGEST):
                 wrapped = self._propagator._wrap_with_op_strategy(schema)
                 prepared = _PreparedSingleDimStrategy(info, wrapped, result_meta)
         except (Exception, SystemExit) as error:  # noqa: BLE001 - as above
@@ -350,9 +353,6 @@ class ClaimReader:
         except (Exception, SystemExit):  # noqa: BLE001 - as above
             return False
         return True
-
-    def _world(self, mesh: DeviceMesh) -> contextlib.AbstractContextManager[None]:
-        return in_world(mesh.size(), mesh._rank) if self.asks_for_world else contextlib.nullcontext()
 
     def _note_lost(self, mesh_shape: Sequence[int], error: BaseException) -> None:
         """Note that DTensor did not come back when it was asked for all rules; other failures show at each of them."""

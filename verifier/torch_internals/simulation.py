@@ -20,7 +20,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 __all__ = [
     "ThreadedRanks",
-    "in_world",
+    "in_world_of",
     "paused_simulation",
     "run_in_threads",
     "simulated_mode",
@@ -41,17 +41,17 @@ def start_simulated_world(world_size: int) -> None:
 
 
 @contextlib.contextmanager
-def in_world(world_size: int, rank: int) -> Iterator[None]:
-    """Let ``torch.distributed`` tell this process that it is ``rank`` of ``world_size`` ranks, which hold no data.
+def in_world_of(mesh: DeviceMesh) -> Iterator[None]:
+    """Let ``torch.distributed`` tell this process that it is the rank that sees ``mesh``, of as many ranks as that has.
 
-    A process that is in a world already stays in that one.
+    The ranks hold no data. A process that is in a world already stays in that one.
     """
     if dist.is_initialized():
         yield
         return
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    dist.init_process_group("fake", rank=rank, world_size=world_size, store=FakeStore())
+    dist.init_process_group("fake", rank=mesh._rank, world_size=mesh.size(), store=FakeStore())
     try:
         yield
     finally:

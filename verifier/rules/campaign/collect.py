@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from verifier.core.verdict import VerdictKind
+from verifier.core.wording import shown_path
 from verifier.records.schema import (
     ConfirmationRecord,
     MissingRuleRecord,
@@ -120,7 +121,18 @@ def op_record(
         not_testable={report.op: report.not_testable for report in reports if report.not_testable},
         died=sorted({text for report in reports for text in report.died} | set(died)),
         seconds=round(sum(report.seconds for report in reports), 4),
+        unreached=_unreached(reports),
     )
+
+
+def _unreached(reports: Sequence[SampleReport]) -> list[str]:
+    """Return the lines of strategies of which no sample has reached any part, as file and line."""
+    places: set[tuple[str, int]] = set()
+    for op in {report.op for report in reports}:
+        mine = [report for report in reports if report.op == op]
+        reached = {place for report in mine for block in report.reached for place in block.places}
+        places |= {place for report in mine for block in report.unreached for place in block.places} - reached
+    return [f"{shown_path(file)}:{line}" for file, line in sorted(places)]
 
 
 def wrong_record(wrong: WrongRule, confirmed: ConfirmationRecord, fingerprint: str, known: bool) -> WrongRuleRecord:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import dis
+import functools
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
-__all__ = ["Block", "blocks_of", "reached_blocks"]
+__all__ = ["Block", "Watch", "watch_of"]
 
 _ENDS = frozenset(
     {"RETURN_VALUE", "RAISE_VARARGS", "RERAISE", "JUMP_FORWARD", "JUMP_BACKWARD", "JUMP_BACKWARD_NO_INTERRUPT"}
@@ -19,26 +20,28 @@ _ENDS = frozenset(
 
 
 class Block(NamedTuple):
-    """Instructions of ``code`` that run one after the other, from ``offset`` on, in ``line`` of its file.
+    """Instructions that run one after the other, from ``offset`` on, in ``lines`` of ``file``.
 
-    ``after`` has the offsets of the blocks that may come next.
+    ``number`` is that of the code among those of the rule; ``after`` has the offsets of the blocks that may come next.
     """
 
-    code: CodeType
+    number: int
     offset: int
-    line: int
+    file: str
+    lines: tuple[int, ...]
     after: tuple[int, ...]
 
+    @property
+    def places(self) -> set[tuple[str, int]]:
+        """The lines, each with its file."""
+        return {(self.file, line) for line in self.lines}
 
-def blocks_of(codes: Sequence[CodeType]) -> frozenset[Block]:
-    """Return the blocks that a call may reach in ``codes`` without an exception.
+
+def _blocks(number: int, code: CodeType) -> Iterator[Block]:
+    """Yield the blocks that a call may reach without an exception.
 
     A block that only raises is left out: what a rule refuses it does not claim.
     """
-    return frozenset(block for code in dict.fromkeys(codes) for block in _blocks(code))
-
-
-def _blocks(code: CodeType) -> Iterator[Block]:
     instructions = [*dis.get_instructions(code)]
     leaders = _leaders(instructions)
     bodies: dict[int, list[dis.Instruction]] = {}
@@ -57,8 +60,8 @@ def _blocks(code: CodeType) -> Iterator[Block]:
             reachable.add(start)
             left += successors[start]
     for start in sorted(reachable - raising):
-        line = next((one.positions.lineno for one in bodies[start] if one.positions and one.positions.lineno), None)
-        yield Block(code, start, line or code.co_firstlineno, tuple(successors[start]))
+        lines = {one.positions.lineno for one in bodies[start] if one.positions and one.positions.lineno}
+        yield Block(number, start, code.co_filename, tuple(sorted(lines)), tuple(successors[start]))
 
 
 def _leaders(instructions: Sequence[dis.Instruction]) -> set[int]:
@@ -89,32 +92,58 @@ def _only_raising(bodies: dict[int, list[dis.Instruction]], successors: dict[int
         raising |= more
 
 
-@contextlib.contextmanager
-def reached_blocks(blocks: frozenset[Block], into: set[Block]) -> Iterator[None]:
-    """Add to ``into`` those of ``blocks`` that are reached inside the context, in this thread."""
-    of_code: dict[CodeType, dict[int, Block]] = {}
-    for block in blocks:
-        of_code.setdefault(block.code, {})[block.offset] = block
+class Watch:
+    """Notes which code of a rule is reached, until nothing of it is left.
 
-    def trace_call(frame: FrameType, _event: str, _argument: object) -> Callable[..., Any] | None:
-        offsets = of_code.get(frame.f_code)
-        if offsets is None:
+    Attributes
+    ----------
+    blocks
+        All blocks of the code.
+    reached
+        Those that were reached while :meth:`on` was entered.
+    """
+
+    def __init__(self, codes: Sequence[CodeType]) -> None:
+        self._blocks = {code: {one.offset: one for one in _blocks(n, code)} for n, code in enumerate(codes)}
+        self.blocks = frozenset(block for of_code in self._blocks.values() for block in of_code.values())
+        self.reached: set[Block] = set()
+
+    @property
+    def left(self) -> frozenset[Block]:
+        """The blocks that were not reached."""
+        return self.blocks - self.reached
+
+    @contextlib.contextmanager
+    def on(self) -> Iterator[None]:
+        """Note what is reached inside the context, in this thread."""
+        if not self.left:  # tracing costs time
+            yield
+            return
+        before = sys.gettrace()
+        sys.settrace(self._trace_call)
+        try:
+            yield
+        finally:
+            sys.settrace(before)
+
+    def _trace_call(self, frame: FrameType, _event: str, _argument: object) -> Callable[..., Any] | None:
+        blocks = self._blocks.get(frame.f_code)
+        if blocks is None:
             return None
+        known, add = blocks, self.reached.add
         frame.f_trace_opcodes, frame.f_trace_lines = True, False
-        known = offsets
         if 0 in known:  # Python does not tell the first instruction of a call
-            into.add(known[0])
+            add(known[0])
 
         def trace_opcode(frame: FrameType, _event: str, _argument: object) -> Callable[..., Any]:
             if (block := known.get(frame.f_lasti)) is not None:
-                into.add(block)
+                add(block)
             return trace_opcode
 
         return trace_opcode
 
-    before = sys.gettrace()
-    sys.settrace(trace_call)
-    try:
-        yield
-    finally:
-        sys.settrace(before)
+
+@functools.lru_cache(maxsize=64)
+def watch_of(codes: tuple[CodeType, ...]) -> Watch:
+    """Return the watch of the process over these codes: what one sample has reached need not be watched for again."""
+    return Watch(codes)

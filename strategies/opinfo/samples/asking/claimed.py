@@ -5,6 +5,7 @@ from __future__ import annotations
 from strategies.opinfo.calls.call import Call, attempt
 from verifier.core.case import OpCase
 from verifier.rules.claims import claim_reader, claims_and_failures
+from verifier.torch_internals.rule_code.reach import Watch
 
 __all__ = ["claimed", "kinds_of", "run_rule"]
 
@@ -19,15 +20,16 @@ def claimed(call: Call | None) -> frozenset[str]:
     return claims_and_failures(case, _EXTENT)
 
 
-def run_rule(call: Call) -> None:
-    """Run the rule of the op of a call that the op takes, on two ranks, whatever it claims."""
-    case = OpCase(str(call.op), f"torch.ops.{call.op}", call.args, call.kwargs, "opinfo")
+def run_rule(call: Call, watch: Watch) -> None:
+    """Run the rule of the op of a call that the op takes, on two ranks, under ``watch``."""
     results = attempt(call)
     one = results[0] if results is not None and len(results) == 1 else results
-    reader = claim_reader(call.op, call.args, call.kwargs, one)
+    reader = claim_reader(call.op, call.args, call.kwargs, one, watch)
     if reader.lists_rules:  # whatever placements it is given
         reader.listed((_EXTENT,), [])
-    else:
+        return
+    case = OpCase(str(call.op), f"torch.ops.{call.op}", call.args, call.kwargs, "opinfo")
+    with watch.on():
         claims_and_failures(case, _EXTENT)
 
 

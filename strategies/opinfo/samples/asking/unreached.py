@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, zip_longest
+from types import CodeType
 
 from strategies.opinfo.calls.call import Call
 from strategies.opinfo.samples.argument_spellings import Variation
@@ -19,7 +20,7 @@ from strategies.opinfo.samples.asking.tensors import other_tensors
 from strategies.opinfo.samples.sample import OpInfoSample
 from verifier.torch_internals.amending.propagation import is_torchs
 from verifier.torch_internals.rule_code.constants import codes_of_rule
-from verifier.torch_internals.rule_code.reach import Block, blocks_of, reached_blocks
+from verifier.torch_internals.rule_code.reach import Block, Watch
 
 __all__ = ["reaching_samples"]
 
@@ -42,11 +43,11 @@ def reaching_samples(
     """
     if not samples or is_torchs(samples[0].first.op):
         return
-    blocks = blocks_of(codes_of_rule(samples[0].first.op))
+    codes = codes_of_rule(samples[0].first.op)
     known: dict[frozenset[Block], OpInfoSample] = {}
     for sample in sorted(samples, key=lambda sample: not _tells(sample.first)):
-        known.setdefault(_reached(blocks, sample), sample)
-    left = set(blocks).difference(*(reached for reached, sample in known.items() if _tells(sample.first)))
+        known.setdefault(_reached(codes, sample), sample)
+    left = set(Watch(codes).blocks).difference(*(reached for reached, sample in known.items() if _tells(sample.first)))
     tries = _MOST_TRIES
     tried: set[str] = {sample.signature for sample in samples}
     asked: set[frozenset[Block]] = set()
@@ -65,7 +66,7 @@ def reaching_samples(
             tries -= 1
             if not accepts(other.first):
                 continue
-            reached = _reached(blocks, other)
+            reached = _reached(codes, other)
             if _tells(other.first) and not left.isdisjoint(reached):
                 if claimed(other.first) - claimed(sample.first):
                     left -= reached
@@ -91,11 +92,10 @@ def _changes(call: Call, changes: Callable[[Call], Iterable[Variation]]) -> Iter
     return chain(values, other_extents(call), other_tensors(call), changes(call))
 
 
-def _reached(blocks: frozenset[Block], sample: OpInfoSample) -> frozenset[Block]:
-    reached: set[Block] = set()
-    with reached_blocks(blocks, reached):
-        run_rule(sample.first)
-    return frozenset(reached)
+def _reached(codes: Sequence[CodeType], sample: OpInfoSample) -> frozenset[Block]:
+    watch = Watch(codes)
+    run_rule(sample.first, watch)
+    return frozenset(watch.reached)
 
 
 def _tells(call: Call) -> bool:
@@ -105,5 +105,5 @@ def _tells(call: Call) -> bool:
 
 def _leads_to(reached: frozenset[Block], left: set[Block]) -> bool:
     """Return whether a block that is left may come after one of those reached, or begins a function."""
-    after = {(block.code, offset) for block in reached for offset in block.after}
-    return any(not block.offset or (block.code, block.offset) in after for block in left)
+    after = {(block.number, offset) for block in reached for offset in block.after}
+    return any(not block.offset or (block.number, block.offset) in after for block in left)
