@@ -387,13 +387,28 @@ def styled(model: str, styles: dict[str, list[Any]], sizes: list[int], /, x: tor
     Parameters
     ----------
     model
-        ``perceptron``, ``frozen``, ``normed``, ``nested``, ``padded`` or ``tied``.
+        ``perceptron``, ``frozen``, ``normed``, ``nested``, ``padded``, ``tied``, ``parametrized`` or ``adapted``, where
+        a layer has another beside it.
     styles
         For each module the name of a style and its options.
     """
     from torch.distributed.tensor import parallel
 
     nn = torch.nn
+
+    class Doubled(nn.Module):
+        def forward(self, weight: torch.Tensor) -> torch.Tensor:
+            return weight * 2
+
+    class Adapted(nn.Linear):
+        def __init__(self, columns: int, rows: int) -> None:
+            super().__init__(columns, rows)
+            self.beside = nn.Linear(columns, rows)
+
+        def forward(self, value: torch.Tensor) -> torch.Tensor:
+            found: torch.Tensor = super().forward(value) + self.beside(value)
+            return found
+
     columns, hidden = sizes
     layers: list[Any]
     if model in ("padded", "tied"):
@@ -404,7 +419,10 @@ def styled(model: str, styles: dict[str, list[Any]], sizes: list[int], /, x: tor
         norm = nn.LayerNorm(columns)
         layers = [nn.Sequential(norm) if model == "nested" else norm, nn.Linear(columns, hidden)]
     else:
-        layers = [nn.Linear(columns, hidden), nn.Linear(hidden, columns)]
+        kind: Any = Adapted if model == "adapted" else nn.Linear
+        layers = [kind(columns, hidden), kind(hidden, columns)]
+    for layer in layers if model == "parametrized" else ():
+        nn.utils.parametrize.register_parametrization(layer, "weight", Doubled())
     network: Any = nn.Sequential(*layers).to(x.dtype if x.is_floating_point() else torch.float64)
     with torch.no_grad():
         for number, parameter in enumerate(network.parameters()):

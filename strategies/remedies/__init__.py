@@ -17,7 +17,7 @@ from strategies.remedies import (
     views,
     writes,
 )
-from strategies.remedies.interfaces import styles
+from strategies.remedies.interfaces import sharding, styles
 from verifier.execution.remedies import Remedies
 
 __all__ = ["REMEDIES"]
@@ -39,5 +39,6 @@ REMEDIES = Remedies(
         *entry_points.REMEDIES,
         *backwards.REMEDIES,
         *styles.REMEDIES,
+        *sharding.REMEDIES,
     ),
 )

@@ -168,8 +168,9 @@ REMEDIES = (
     ),
     Remedy(
         "styles-of-nested-modules",
-        "replicate a module's own parameters alone in SequenceParallel._replicate_module_fn (parallel/style.py), which "
-        "distribute_module calls for each child as well",
+        "replicate or shard a module's own parameters alone in SequenceParallel._replicate_module_fn and in "
+        "_partition_linear_fn and _partition_embedding_fn of other styles (parallel/style.py), which distribute_module "
+        "calls for each child as well",
         styles_of_nested_modules,
         ("composite.parallel_style",),
         _CRASH,

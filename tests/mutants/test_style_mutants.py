@@ -10,7 +10,7 @@ import style_mutants
 import torch
 from torch.distributed.tensor import Replicate, Shard
 
-from strategies.chains import handing_over, parallel, second_gradients, styles
+from strategies.chains import entry_points, handing_over, parallel, second_gradients, styles
 from verifier.core.case import MeshSpec, OpCase, Trial
 from verifier.core.verdict import VerdictKind
 from verifier.execution.remedies import installed_remedies
@@ -25,6 +25,8 @@ MESH = MeshSpec((2,))
 SQUARE = torch.arange(1.0, 17.0, dtype=torch.float64).reshape(4, 4)
 OUTPUTS = {"output_layouts": [Replicate()] * 2, "desired_output_layouts": [Shard(0)] * 2, "use_local_output": False}
 BY_KEYWORD = {"input_kwarg_layouts": {"input": Replicate()}, "desired_input_kwarg_layouts": {"input": Shard(0)}}
+KEPT = {"use_local_output": False}
+LAYERS = {"0": ["ColwiseParallel", KEPT], "1": ["RowwiseParallel", {**KEPT, "output_layouts": Replicate()}]}
 Program = Callable[..., Any]
 
 MUTANTS: dict[Callable[[], None], tuple[Program, tuple[object, ...], int]] = {
@@ -104,6 +106,8 @@ def test_a_wrong_style_is_seen(mutant: Callable[[], None], pools_of_mutants: Poo
             ("ColwiseParallel", {"output_layouts": Replicate()}),
             VerdictKind.CRASH,
         ),
+        (("styles-of-nested-modules",), entry_points.styled, ("parametrized", LAYERS, [4, 4]), VerdictKind.CRASH),
+        (("styles-of-nested-modules",), entry_points.styled, ("adapted", LAYERS, [4, 4]), VerdictKind.CRASH),
         (("registered-rules-not-asked",), styles.registered, ("first", 0, 1), VerdictKind.CRASH),
         (("registered-rules-not-asked",), styles.registered, ("later", 0, 1), VerdictKind.CRASH),
         (

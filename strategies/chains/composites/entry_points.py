@@ -185,7 +185,7 @@ def _parallel_style(b: Building) -> None:
     kept = {"use_local_output": False}
     first = ["ColwiseParallel", {"use_local_output": local}]
     second = ["RowwiseParallel", {**kept, "output_layouts": b.pick((Replicate(), Shard(0), Shard(-1)))}]
-    model = b.pick(("perceptron", "frozen", "normed", "nested", "padded", "tied"))
+    model = b.pick(("perceptron", "frozen", "normed", "nested", "padded", "tied", "parametrized", "adapted"))
     if model in ("normed", "nested"):
         first = ["SequenceParallel", {"sequence_dim": 0}]
         second = ["ColwiseParallel", {**kept, "output_layouts": b.pick((Replicate(), Shard(-1)))}]

@@ -9,6 +9,7 @@ import torch
 from strategies.chains import parallel
 from strategies.chains.building import Building
 from strategies.chains.composites.table import composite
+from strategies.chains.sharding import weights
 
 _PROGRAMS = f"{parallel.__name__}."
 
@@ -98,3 +99,40 @@ def _sharded_in_turns(b: Building) -> None:
     hybrid = deferred == "all_reduce" or b.chance(0.5)
     apart, unused = b.chance(0.5), b.chance(0.3)
     b.program(f"{_PROGRAMS}sharded_in_turns", hybrid, apart, dim, deferred, precision, turns, unused)
+
+
+@composite
+def _changed_weights(b: Building) -> None:
+    """Weights under ``fully_shard`` that are converted, hooked or written to, or whose gradients are taken back."""
+    rows, columns, dim = b.rows, b.pick((1, 2)) * b.mesh.world_size, b.pick((0, 0, 1))
+    second = b.pick((rows, rows, rows, rows + 1, rows + 1, rows if dim else 0))
+    for name in (b.floats(rows, columns), b.floats(second, columns)):
+        b.tensors[name] = b.tensors[name].detach().clamp(-2, 2)
+    ways: tuple[tuple[str, ...], ...] = (
+        ("wait", "zero", "train"), ("train", "zero", "train"), ("wait", "train"), ("hook", "train"),
+        ("train", "hook", "train"), ("hook", "wait", "train"), ("halve", "train"), ("train", "halve", "train"),
+        ("float", "train"), ("train", "float", "train"), ("train", "zero", "float", "double", "train"),
+        ("shown", "train"), ("train", "shown"), ("train", "shown", "train"),
+    )  # fmt: skip
+    options: dict[str, object] = {name: True for name in ("hybrid", "apart", "fewer") if b.chance(0.5)}
+    if dim:
+        options["dim"] = dim
+    kind = b.pick(("", "", "", "written", "precise"))
+    if kind == "precise":
+        for name in b.tensors:
+            b.tensors[name] = b.tensors[name].float()
+        ways = tuple(events for events in ways if not {"float", "double"} & set(events))
+    if kind:
+        options[kind] = True
+    b.rounds()
+    b.program(f"{weights.__name__}.changed", options, list(b.pick(ways)))
+
+
+@composite
+def _shared_and_sharded(b: Building) -> None:
+    """A weight that some ranks share and others shard, with gradients that cancel if they are reduced precisely."""
+    b.tensors[b.floats(*b.size())].requires_grad_(False)
+    low = torch.bfloat16
+    precision = list(b.pick(((), (low, torch.float32), (low, torch.float32))))
+    passes = list(b.pick(([[256.0, 1.0], [-256.0]], [[-512.0, 3.0], [512.0]], [[1.0, 2.0]])))
+    b.program(f"{weights.__name__}.across", precision, passes)

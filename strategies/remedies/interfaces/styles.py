@@ -15,15 +15,10 @@ from verifier.torch_internals.amending.handing_over import (
     state_dicts_of_strided_shards,
 )
 from verifier.torch_internals.amending.parallelism import (
-    deferred_gradients_kept_apart,
-    dtypes_of_frozen_parameters_noted,
-    gathered_parameters_outside_inference,
-    gradients_reduced_alike,
     inputs_taken_by_keyword,
     layouts_asked_for,
     lists_of_outputs_kept,
     placements_in_tuples_taken,
-    ungathered_parameters_passed_over,
 )
 from verifier.torch_internals.amending.registrations import (
     arguments_of_users_rules_keyed,
@@ -124,38 +119,6 @@ REMEDIES = (
         _CRASH,
     ),
     Remedy(
-        "gradients-of-two-dtypes",
-        "cast each gradient to reduce_dtype before it is reduced, as those that were added up without a reduction are "
-        "(FSDPParam._get_grad_inner_tensor in fsdp/_fully_shard/_fsdp_param.py)",
-        gradients_reduced_alike,
-        ("composite.fully_sharded",),
-        _CRASH,
-    ),
-    Remedy(
-        "gradients-between-all-reduces",
-        "reduce-scatter zeros for parameters without a gradient while gradients wait for their all-reduce, or keep "
-        "those by parameter (FSDPParamGroup.post_backward in fsdp/_fully_shard/_fsdp_param_group.py)",
-        deferred_gradients_kept_apart,
-        ("composite.sharded_in_turns",),
-        VALUES | _CRASH,
-    ),
-    Remedy(
-        "dtypes-of-frozen-parameters",
-        "take the dtypes of all parameters where none wants a gradient yet (FSDPParamGroup._init_mp_dtypes in "
-        "fsdp/_fully_shard/_fsdp_param_group.py)",
-        dtypes_of_frozen_parameters_noted,
-        ("composite.sharded_in_turns",),
-        _CRASH,
-    ),
-    Remedy(
-        "parameters-gathered-in-inference",
-        "make the tensors of gathered parameters outside of inference mode (FSDPParam.init_all_gather_outputs and "
-        "init_unsharded_param in fsdp/_fully_shard/_fsdp_param.py)",
-        gathered_parameters_outside_inference,
-        ("composite.sharded_in_turns",),
-        _CRASH,
-    ),
-    Remedy(
         "flat-states-of-optimisers",
         "nest a flat state dict of an optimiser before it is distributed (_load_optim_state_dict in "
         "distributed/checkpoint/state_dict.py)",
@@ -170,13 +133,5 @@ REMEDIES = (
         both_states_set,
         ("composite.restored",),
         VALUES | {"HANG", "CRASH"},
-    ),
-    Remedy(
-        "parameters-never-gathered",
-        "cast the gradients of those parameters alone that have ever been gathered (to_accumulated_grad_if_needed in "
-        "distributed/fsdp/_fully_shard/_fsdp_param.py)",
-        ungathered_parameters_passed_over,
-        ("composite.sharded_in_turns", "composite.fully_sharded"),
-        _CRASH,
     ),
 )

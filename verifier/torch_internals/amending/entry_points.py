@@ -268,10 +268,11 @@ def infinities_of_all_gradients() -> Iterator[None]:
         handlers[_UNSCALE] = before
 
 
-def styles_of_nested_modules() -> contextlib.AbstractContextManager[None]:
-    """Let ``SequenceParallel`` replicate each module's own parameters, and those of its children with the children."""
+@contextlib.contextmanager
+def styles_of_nested_modules() -> Iterator[None]:
+    """Let styles shard a layer's own parameters, and replicate each module's own, not those of its children."""
 
-    def wrap(replicate: Any) -> Any:
+    def replicating(replicate: Any) -> Any:
         def own_alone(self: Any, name: str, module: Any, mesh: Any) -> None:
             for name, held in module.named_parameters(recurse=False):
                 if not isinstance(held, DTensor):
@@ -281,7 +282,25 @@ def styles_of_nested_modules() -> contextlib.AbstractContextManager[None]:
         own_alone.__module__ = replicate.__module__
         return own_alone
 
-    return exchanged(styles.SequenceParallel, "_replicate_module_fn", wrap)
+    def partitioning(partition: Any) -> Any:
+        def own_alone(self: Any, name: str, module: Any, mesh: Any) -> None:
+            if name or "weight" not in module._parameters:  # what is left is replicated by distribute_module
+                return
+            module.named_parameters = lambda: torch.nn.Module.named_parameters(module, recurse=False)
+            try:
+                partition(self, name, module, mesh)
+            finally:
+                del module.named_parameters
+
+        own_alone.__module__ = partition.__module__
+        return own_alone
+
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(exchanged(styles.SequenceParallel, "_replicate_module_fn", replicating))
+        for style in (styles.ColwiseParallel, styles.RowwiseParallel):
+            for name in ("_partition_linear_fn", "_partition_embedding_fn"):
+                stack.enter_context(exchanged(style, name, partitioning))
+        yield
 
 
 def ties_kept() -> contextlib.AbstractContextManager[None]:

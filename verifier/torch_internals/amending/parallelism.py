@@ -11,9 +11,6 @@ import torch
 import torch.distributed as dist
 import torch.distributed.tensor._api as api
 import torch.distributed.tensor.parallel.input_reshard
-from torch.distributed.fsdp._fully_shard._fsdp_common import DDPMeshInfo
-from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
-from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 from torch.distributed.tensor import DTensor, Replicate, Shard, experimental
 from torch.distributed.tensor.parallel import parallelize_module, style
 from torch.distributed.tensor.placement_types import Placement, _StridedShard
@@ -22,11 +19,7 @@ from verifier.torch_internals.amending.registrations import exchanged
 
 __all__ = [
     "checks_ask_the_mesh",
-    "deferred_gradients_kept_apart",
     "dims_of_gradients_counted",
-    "dtypes_of_frozen_parameters_noted",
-    "gathered_parameters_outside_inference",
-    "gradients_reduced_alike",
     "inputs_taken_by_keyword",
     "layouts_asked_for",
     "lists_of_outputs_kept",
@@ -34,7 +27,6 @@ __all__ = [
     "placements_in_tuples_taken",
     "saved_sizes_kept",
     "sources_passed_on",
-    "ungathered_parameters_passed_over",
 ]
 
 _RESHARDING: Any = sys.modules["torch.distributed.tensor.parallel.input_reshard"]
@@ -286,76 +278,3 @@ def placements_in_tuples_taken() -> contextlib.AbstractContextManager[None]:
         return local_map
 
     return exchanged(experimental, "local_map", wrap)
-
-
-def gradients_reduced_alike() -> contextlib.AbstractContextManager[None]:
-    """Let ``fully_shard`` cast every gradient to the dtype of reductions, not only those that are added up."""
-
-    def wrap(inner: Any) -> Any:
-        def cast(self: FSDPParam, gradient: torch.Tensor) -> torch.Tensor:
-            found: torch.Tensor = inner(self, gradient.to(self.reduce_dtype or gradient.dtype))
-            return found
-
-        return cast
-
-    return exchanged(FSDPParam, "_get_grad_inner_tensor", wrap)
-
-
-def ungathered_parameters_passed_over() -> contextlib.AbstractContextManager[None]:
-    """Let ``fully_shard`` cast the gradients of those parameters alone that have ever been gathered."""
-
-    def wrap(inner: Any) -> Any:
-        def cast(self: FSDPParam) -> None:
-            if hasattr(self, "_unsharded_param"):
-                inner(self)
-
-        return cast
-
-    return exchanged(FSDPParam, "to_accumulated_grad_if_needed", wrap)
-
-
-def deferred_gradients_kept_apart() -> contextlib.AbstractContextManager[None]:
-    """Let ``fully_shard`` add zeros for parameters without a gradient to gradients that wait for their all-reduce."""
-
-    def wrap(inner: Any) -> Any:
-        def reduced(self: FSDPParamGroup, *given: Any) -> None:
-            before = self.reduce_scatter_unused_params
-            waiting = self._partial_reduce_output is not None or not self.all_reduce_grads
-            self.reduce_scatter_unused_params = before or (waiting and isinstance(self.mesh_info, DDPMeshInfo))
-            try:
-                inner(self, *given)
-            finally:
-                self.reduce_scatter_unused_params = before
-
-        return reduced
-
-    return exchanged(FSDPParamGroup, "post_backward", wrap)
-
-
-def dtypes_of_frozen_parameters_noted() -> contextlib.AbstractContextManager[None]:
-    """Let ``fully_shard`` note the dtypes of parameters none of which wants a gradient at first."""
-
-    def wrap(inner: Any) -> Any:
-        def noted(self: FSDPParamGroup) -> None:
-            inner(self)
-            if self._orig_dtype is None and len({(one.orig_dtype, one.reduce_dtype) for one in self.fsdp_params}) == 1:
-                self._orig_dtype, self._reduce_dtype = self.fsdp_params[0].orig_dtype, self.fsdp_params[0].reduce_dtype
-
-        return noted
-
-    return exchanged(FSDPParamGroup, "_init_mp_dtypes", wrap)
-
-
-@contextlib.contextmanager
-def gathered_parameters_outside_inference() -> Iterator[None]:
-    """Let ``fully_shard`` make the tensors into which it gathers outside of inference mode, also inside of it."""
-
-    def wrap(inner: Any) -> Any:
-        def made(self: FSDPParam, *given: Any, **options: Any) -> None:
-            with torch.inference_mode(False):
-                inner(self, *given, **options)
-
-        return made
-
-    with exchanged(FSDPParam, "init_all_gather_outputs", wrap), exchanged(FSDPParam, "init_unsharded_param", wrap):
-        yield

@@ -1,0 +1,1 @@
+"""Programs of weights under ``fully_shard`` that change between the passes of training."""
