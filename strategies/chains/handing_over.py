@@ -182,7 +182,14 @@ def to_another_mesh(placements: list[Any], /, x: torch.Tensor) -> list[torch.Ten
 
 
 def restored(
-    saved: dict[str, Any], first: bool, placements: list[Any], both: bool = False, /, *, x: torch.Tensor
+    saved: dict[str, Any],
+    first: bool,
+    placements: list[Any],
+    both: bool = False,
+    momentum: float = 0.5,
+    /,
+    *,
+    x: torch.Tensor,
 ) -> list[Any]:
     """Return a weight after two steps of training, between which it and the optimiser's state were saved and restored.
 
@@ -197,12 +204,14 @@ def restored(
     both
         Whether one call restores both. A rank whose call leaves the weight out keeps the others company afterwards,
         because they would wait for it for ever, and has no weight then.
+    momentum
+        That of the optimiser, which keeps no tensors without one. What is restored replaces another learning rate.
     """
 
-    def layer_of(weight: torch.Tensor) -> tuple[Any, torch.optim.Optimizer]:
+    def layer_of(weight: torch.Tensor, rate: float = 0.5) -> tuple[Any, torch.optim.Optimizer]:
         layer = torch.nn.Linear(weight.shape[1], weight.shape[0], bias=False)
         layer.weight = torch.nn.Parameter(weight)
-        return layer, torch.optim.SGD(layer.parameters(), lr=0.5, momentum=0.5)
+        return layer, torch.optim.SGD(layer.parameters(), lr=rate, momentum=momentum)
 
     def step(layer: Any, optimiser: torch.optim.Optimizer) -> None:
         layer.weight.grad = layer.weight.detach() * 3
@@ -224,7 +233,7 @@ def restored(
     if first and torch.distributed.get_rank():
         model_state, state = {}, {}
     lost = torch.full_like(given, torch.nan)
-    layer, optimiser = layer_of(distribute_tensor(lost, mesh, placements, src_data_rank=None))
+    layer, optimiser = layer_of(distribute_tensor(lost, mesh, placements, src_data_rank=None), 4.0)
     options = states.StateDictOptions(**saved, broadcast_from_rank0=first)
     if both:
         loads: list[object] = []

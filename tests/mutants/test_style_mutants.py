@@ -108,6 +108,18 @@ def test_a_wrong_style_is_seen(mutant: Callable[[], None], pools_of_mutants: Poo
         ),
         (("styles-of-nested-modules",), entry_points.styled, ("parametrized", LAYERS, [4, 4]), VerdictKind.CRASH),
         (("styles-of-nested-modules",), entry_points.styled, ("adapted", LAYERS, [4, 4]), VerdictKind.CRASH),
+        (
+            ("states-without-tensors",),
+            handing_over.restored,
+            ({"full_state_dict": True}, True, [Shard(0)], False, 0.0),
+            VerdictKind.CRASH,
+        ),
+        (
+            ("states-without-tensors", "flat-states-of-optimisers"),
+            handing_over.restored,
+            ({"full_state_dict": True, "flatten_optimizer_state_dict": True}, False, [Shard(1)], False, 0.0),
+            VerdictKind.CRASH,
+        ),
         (("registered-rules-not-asked",), styles.registered, ("first", 0, 1), VerdictKind.CRASH),
         (("registered-rules-not-asked",), styles.registered, ("later", 0, 1), VerdictKind.CRASH),
         (

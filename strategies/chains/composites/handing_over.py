@@ -76,7 +76,8 @@ def _restored(b: Building) -> None:
     b.tensors[b.floats(b.rows, b.columns)].requires_grad_(False)
     placements: list[Placement] = [b.pick((Replicate(), Shard(0), Shard(1))) for _ in range(b.mesh.ndim)]
     saved = {"full_state_dict": b.chance(0.7), "flatten_optimizer_state_dict": b.chance(0.4)}
-    b.program(f"{_PROGRAMS}restored", saved, saved["full_state_dict"] and b.chance(0.5), placements, b.chance(0.4))
+    first, momentum = saved["full_state_dict"] and b.chance(0.5), b.pick((0.5, 0.5, 0.0))
+    b.program(f"{_PROGRAMS}restored", saved, first, placements, b.chance(0.4), momentum)
 
 
 @composite

@@ -13,6 +13,7 @@ from verifier.torch_internals.amending.handing_over import (
     flat_states_nested,
     placements_pickled,
     state_dicts_of_strided_shards,
+    states_without_tensors_loaded,
 )
 from verifier.torch_internals.amending.parallelism import (
     inputs_taken_by_keyword,
@@ -123,6 +124,14 @@ REMEDIES = (
         "nest a flat state dict of an optimiser before it is distributed (_load_optim_state_dict in "
         "distributed/checkpoint/state_dict.py)",
         flat_states_nested,
+        ("composite.restored",),
+        _CRASH,
+    ),
+    Remedy(
+        "states-without-tensors",
+        "take no device from the tensors of an optimiser's state if it has none (_load_optim_state_dict in "
+        "distributed/checkpoint/state_dict.py)",
+        states_without_tensors_loaded,
         ("composite.restored",),
         _CRASH,
     ),

@@ -27,6 +27,7 @@ __all__ = [
     "placements_pickled",
     "scalars_formatted",
     "state_dicts_of_strided_shards",
+    "states_without_tensors_loaded",
     "unfinished_results_awaited",
 ]
 
@@ -263,6 +264,37 @@ def flat_states_nested() -> contextlib.AbstractContextManager[None]:
             finally:
                 info.flatten_optimizer_state_dict = True
 
+        loaded.__module__ = load.__module__
+        return loaded
+
+    return exchanged(restoring, "_load_optim_state_dict", wrap)
+
+
+def states_without_tensors_loaded() -> contextlib.AbstractContextManager[None]:
+    """Let the state of an optimiser that keeps no tensors with dims be loaded as it is, because no device is needed."""
+
+    def keeps_tensors(optimiser: torch.optim.Optimizer) -> bool:
+        restoring._init_optim_state(optimiser)
+        held = [value for state in optimiser.state.values() for value in state.values()]
+        return any(isinstance(value, torch.Tensor) and value.ndim > 0 for value in held)
+
+    def wrap(load: Any) -> Any:
+        def loaded(model: Any, optimisers: Any, state: Any, info: Any) -> None:
+            if not info.full_state_dict or any(map(keeps_tensors, optimisers)):
+                load(model, optimisers, state, info)
+                return
+            before = info.broadcast_from_rank0
+            if before:
+                everyone = [state]
+                torch.distributed.broadcast_object_list(everyone)
+                state = everyone[0]
+            info.full_state_dict = info.broadcast_from_rank0 = False
+            try:
+                load(model, optimisers, state, info)
+            finally:
+                info.full_state_dict, info.broadcast_from_rank0 = True, before
+
+        loaded.__module__ = load.__module__
         return loaded
 
     return exchanged(restoring, "_load_optim_state_dict", wrap)
