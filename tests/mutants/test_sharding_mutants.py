@@ -115,6 +115,11 @@ def test_a_wrong_fully_shard_is_seen_whatever_is_mended(mutant: Callable[[], Non
             VerdictKind.CRASH,
         ),
         (
+            "weights-gathered-before-a-step",
+            trial_of(weights.changed, ({"hybrid": True}, ["train", "shown", "step", "shown"])),
+            VerdictKind.WRONG_VALUE,
+        ),
+        (
             "gradients-without-elements",
             trial_of(weights.changed, ({"apart": True}, ["train"]), rows=0),
             VerdictKind.CRASH,

@@ -112,7 +112,8 @@ def _changed_weights(b: Building) -> None:
         ("wait", "zero", "train"), ("train", "zero", "train"), ("wait", "train"), ("hook", "train"),
         ("train", "hook", "train"), ("hook", "wait", "train"), ("halve", "train"), ("train", "halve", "train"),
         ("float", "train"), ("train", "float", "train"), ("train", "zero", "float", "double", "train"),
-        ("shown", "train"), ("train", "shown"), ("train", "shown", "train"),
+        ("shown", "train"), ("train", "shown"), ("train", "shown", "train"), ("train", "shown", "step", "shown"),
+        ("train", "step", "float", "train", "step"),
     )  # fmt: skip
     options: dict[str, object] = {name: True for name in ("hybrid", "apart", "fewer") if b.chance(0.5)}
     if dim:

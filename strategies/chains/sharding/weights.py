@@ -40,7 +40,8 @@ def changed(options: dict[str, Any], events: list[str], /, x: torch.Tensor, y: t
     events
         ``train`` is a pass with gradients that are reduced, ``wait`` one with gradients that are not yet. ``zero``
         takes the gradients back, ``hook`` doubles those that follow, ``halve`` halves them by a divisor. ``double`` and
-        ``float`` give the weights another dtype. ``shown`` reads the weights after a forward pass.
+        ``float`` give the weights another dtype. ``shown`` reads the weights after a forward pass without gradients.
+        ``step`` is one of an optimiser.
     """
 
     class Weight(torch.nn.Module):
@@ -75,19 +76,22 @@ def changed(options: dict[str, Any], events: list[str], /, x: torch.Tensor, y: t
         pair = on_two_dims(mesh)
         rest: Any = pair if "hybrid" in options else pair["last" if mesh.ndim > 1 else "first"]
         fewer = rest.size(-1) // 2
-        resharded: Any = fewer if "fewer" in options and fewer > 1 and rest.size(-1) == 2 * fewer else True
+        resharded: Any = fewer if "fewer" in options and fewer > 1 and rest.size(-1) == 2 * fewer else None
         sharded = [model.first, model.second, model] if "apart" in options else [model]
         for module in sharded:
             placed: Any = {"shard_placement_fn": lambda weight: Shard(options.get("dim", 0))}
             fully_shard(module, mesh=rest, reshard_after_forward=resharded, **placed)
     found: list[Any] = []
     divisor, dtype = 1.0, x.dtype
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.5)
     for number, event in enumerate(events):
         if event in ("double", "float"):
             dtype = torch.float64 if event == "double" else torch.float32
             model.to(dtype)
         elif event == "zero":
             model.zero_grad()
+        elif event == "step":
+            optimiser.step()
         elif event == "hook":
             for module in sharded:
                 module.reshard()

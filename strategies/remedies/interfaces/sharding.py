@@ -20,6 +20,7 @@ from verifier.torch_internals.amending.sharding.weights import (
     empty_gradients_left_out,
     rows_after_the_forward_pass,
     shards_of_fewer_ranks_gathered,
+    stale_weights_gathered_again,
     written_weights_kept,
 )
 
@@ -141,5 +142,13 @@ REMEDIES = (
         empty_gradients_left_out,
         _CHANGED,
         _CRASH,
+    ),
+    Remedy(
+        "weights-gathered-before-a-step",
+        "gather weights again before a forward pass if their shards have changed, or shard them after a forward pass "
+        "without gradients (FSDPParamGroup.pre_forward in distributed/fsdp/_fully_shard/_fsdp_param_group.py)",
+        stale_weights_gathered_again,
+        _CHANGED,
+        VALUES,
     ),
 )

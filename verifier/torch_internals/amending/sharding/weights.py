@@ -21,6 +21,7 @@ __all__ = [
     "empty_gradients_left_out",
     "rows_after_the_forward_pass",
     "shards_of_fewer_ranks_gathered",
+    "stale_weights_gathered_again",
     "written_weights_kept",
 ]
 
@@ -34,6 +35,11 @@ def _local(tensor: Any) -> torch.Tensor:
 def _version(weight: Any) -> int:
     """Return how often a gathered weight was written to; what is made in inference mode does not tell."""
     return -1 if _local(weight).is_inference() else weight._version
+
+
+def _version_of_shard(held: Any) -> tuple[int, int]:
+    """Return how often a shard was written to: an op on DTensors counts for the DTensor alone."""
+    return held.sharded_param._version, held.sharded_param._local_tensor._version
 
 
 @contextlib.contextmanager
@@ -155,3 +161,29 @@ def empty_gradients_left_out() -> contextlib.AbstractContextManager[None]:
         return copied
 
     return exchanged(collectives, "foreach_reduce_scatter_copy_in", wrap)
+
+
+@contextlib.contextmanager
+def stale_weights_gathered_again() -> Iterator[None]:
+    """Let ``fully_shard`` gather weights again before a forward pass if their shards were written to meanwhile."""
+
+    def noted(inner: Any) -> Any:
+        def gathered(self: Any) -> None:
+            inner(self)
+            self.version_of_shard = _version_of_shard(self)
+
+        gathered.__module__ = inner.__module__
+        return gathered
+
+    def renewed(inner: Any) -> Any:
+        def unsharded(self: Any, *given: Any) -> Any:
+            held = self.fsdp_params
+            if self.is_unsharded and any(_version_of_shard(one) != one.version_of_shard for one in held):
+                self._to_sharded()
+            return inner(self, *given)
+
+        unsharded.__module__ = inner.__module__
+        return unsharded
+
+    with exchanged(FSDPParam, "to_unsharded", noted), exchanged(FSDPParamGroup, "pre_forward", renewed):
+        yield
