@@ -154,10 +154,10 @@ class ClaimReader:
             free_rules_alone(self.op, lambda: self._is_written_to(schema)) if only_claims else contextlib.nullcontext()
         )
         # a strategy that lists its rules has been watched when it did
-        again = contextlib.nullcontext() if self.lists_rules else None
+        watched = contextlib.nullcontext() if self.lists_rules else self.watch()
         try:
             with (
-                self.around(mesh), again or self.watch(), self._without_dry_run(schema), traced_once(self.op, self._call), free,
+                self.around(mesh), watched, self._without_dry_run(schema), traced_once(self.op, self._call), free,
                 ended_rules(_LONGEST),
             ):  # fmt: skip
                 sharding = self._propagator.propagate_op_sharding_non_cached(schema)
