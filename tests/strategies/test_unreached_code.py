@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.distributed.tensor import Shard
+from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor._ops.single_dim_strategy import register_single_dim_strategy
 
 from strategies.opinfo.source import SOURCE
@@ -39,9 +39,18 @@ def amax(wrong: bool, _op: Any, args: Any, _kwargs: Any) -> list[list[Any]]:
     return rules
 
 
+def index_select(wrong: bool, _op: Any, args: Any, _kwargs: Any) -> list[list[Any]]:
+    rows, dim, index = args
+    ndim = len(rows.shape)
+    rules = [[Shard(d), Shard(d), Replicate()] for d in range(ndim) if d != dim % ndim]
+    if index.dtype == torch.int32 and ndim > 1 and rows.shape[dim] == 4:
+        rules += [[Replicate(), Shard(dim % ndim), Replicate()]] * wrong
+    return rules
+
+
 @pytest.mark.usefixtures("rules_taken_back")
 @pytest.mark.parametrize("wrong", [True, False])
-@pytest.mark.parametrize("strategy", [cumsum, amax])
+@pytest.mark.parametrize("strategy", [cumsum, amax, index_select])
 def test_a_rule_that_is_wrong_where_several_conditions_hold_is_found(strategy: Any, wrong: bool) -> None:
     op = getattr(aten, strategy.__name__).default
     register_single_dim_strategy(op)(lambda *given: strategy(wrong, *given))

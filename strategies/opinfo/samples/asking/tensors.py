@@ -43,7 +43,7 @@ def branches(call: Call) -> Iterator[Variation]:
     if is_torchs(call.op):
         return
     usual = claimed(call)
-    for variation in (*_dtypes(call), *_extents()):
+    for variation in (*_dtypes(call), *_short_indices(call), *_extents()):
         if claimed(variation.apply(call)) - usual:
             yield variation
     of_integers = usual.union(*(claimed(_as_integers(dtype).apply(call)) for dtype in _USUAL_INTEGERS))
@@ -67,7 +67,12 @@ def branches(call: Call) -> Iterator[Variation]:
 
 def other_tensors(call: Call) -> Iterator[Variation]:
     """Yield the call with other dtypes, strides, numbers of dims and much larger extents, on which rules may branch."""
-    yield from (*_dtypes(call), *map(_as_integers, (*_USUAL_INTEGERS, *_INTEGERS)), *_of_integers(call))
+    yield from (
+        *_dtypes(call),
+        *_short_indices(call),
+        *map(_as_integers, (*_USUAL_INTEGERS, *_INTEGERS)),
+        *_of_integers(call),
+    )
     yield from (*_dims(call), *_strides(call), *_extents())
 
 
@@ -92,6 +97,17 @@ def _of_integers(call: Call) -> Iterator[Variation]:
         return
     for dtype in (*_USUAL_INTEGERS[1:], *_INTEGERS):
         yield Variation(f"all integers as {dtype}", partial(_each, partial(_integers_as, dtype)))
+
+
+def _short_indices(call: Call) -> Iterator[Variation]:
+    """Yield a call with integers of 32 bits beside tensors of other dtypes, as indices may be."""
+    kinds = {tensor.dtype for tensor in call.tensors}
+    if torch.int64 in kinds and len(kinds) > 1 and not is_trusting(call):
+        yield Variation("indices of 32 bits", partial(_each, _short))
+
+
+def _short(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.int() if tensor.dtype == torch.int64 else tensor
 
 
 def _integers_as(dtype: torch.dtype, tensor: torch.Tensor) -> torch.Tensor:
