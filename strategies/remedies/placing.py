@@ -45,6 +45,6 @@ def is_partial(tensor: Placed, *reductions: str) -> bool:
 def has_uneven_shards(decision: Decision) -> bool:
     """Return whether local tensors of some argument differ in size."""
     return any(
-        len({math.prod(shape) for shape in local_shapes(one.shape, one.placements, decision.mesh_shape)}) > 1
+        len({math.prod(shape) for shape in local_shapes(one.shape, one.placements, one.mesh_shape)}) > 1
         for one in decision.inputs
     )

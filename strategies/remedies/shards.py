@@ -51,7 +51,7 @@ def _leaves_a_rank_empty(decision: Decision) -> bool:
         size == 0 < whole
         for one in decision.inputs
         if is_sharded(one)
-        for shape in local_shapes(one.shape, one.placements, decision.mesh_shape)
+        for shape in local_shapes(one.shape, one.placements, one.mesh_shape)
         for size, whole in zip(shape, one.shape, strict=True)
     )
 

@@ -21,6 +21,7 @@ from strategies.chains import (
     programs,
     second_gradients,
 )
+from strategies.remedies import REMEDIES
 from verifier.core.case import MeshSpec, OpCase, Trial
 from verifier.core.verdict import VerdictKind
 from verifier.execution.remedies import installed_remedies
@@ -549,16 +550,21 @@ def test_norms_of_several_meshes_are_seen_to_raise_and_mended(pools: PoolSet) ->
     tensors = {"p0": NUMBERS, "g0": NUMBERS - 2, "p1": NUMBERS[0].clone(), "g1": NUMBERS[1].clone()}
     path = f"{entry_points.__name__}.over_two_meshes"
     outcomes: dict[str, list[VerdictKind]] = {}
-    for kind, options in (("clip_grad_norm_", {"max_norm": 3.0}), ("AdamW", {"lr": 0.5})):
+    every = tuple(
+        one.name for one in REMEDIES.remedies
+    )  # each looks at lists whose tensors are on meshes of different sizes
+    for kind, option in (("clip_grad_norm_", "foreach"), ("AdamW", "foreach"), ("AdamW", "fused")):
+        options = {option: True, **({"lr": 0.5} if kind == "AdamW" else {"max_norm": 3.0})}
         case = OpCase("composite.given", path, (kind, options), tensors, "chains", False)
         trial = Trial(case, MeshSpec((2, 2)), ((Shard(0), Replicate()),) * len(tensors))
-        outcomes[kind] = [
+        outcomes[f"{kind}, {option}"] = [
             judge(run_remedied(pools, trial, remedies), make_reference(case)).kind
-            for remedies in ((), ("norms-of-several-meshes",))
+            for remedies in ((), ("norms-of-several-meshes",), every)
         ]
     assert outcomes == {
-        "clip_grad_norm_": [VerdictKind.CRASH, VerdictKind.PASS],
-        "AdamW": [VerdictKind.PASS, VerdictKind.PASS],
+        "clip_grad_norm_, foreach": [VerdictKind.CRASH, VerdictKind.PASS, VerdictKind.PASS],
+        "AdamW, foreach": [VerdictKind.PASS, VerdictKind.PASS, VerdictKind.PASS],
+        "AdamW, fused": [VerdictKind.PASS, VerdictKind.PASS, VerdictKind.PASS],
     }
 
 

@@ -78,8 +78,9 @@ def _two_meshes(b: Building) -> None:
         ("AdamW", {"lr": 0.5}),
         ("RMSprop", {"lr": 0.1}),
     )
-    path = f"{entry_points.__name__}.over_two_meshes"
-    b.program(path, kind, {**options, "foreach": b.chance(0.5)})
+    fused = [{"fused": True}] if kind in ("SGD", "AdamW") else []
+    chosen = b.pick(({"foreach": False}, {"foreach": True}, *fused))
+    b.program(f"{entry_points.__name__}.over_two_meshes", kind, {**options, **chosen})
 
 
 @composite

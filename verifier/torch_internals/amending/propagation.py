@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from types import CodeType
@@ -49,6 +49,7 @@ class Placed:
     shape: tuple[int, ...]
     dtype: torch.dtype
     placements: Placements
+    mesh_shape: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,8 @@ class Decision:
         The keyword arguments, whose tensors DTensor does not redistribute.
     outputs
         The placements of the results; None for a result that is no tensor.
+    mesh_shape
+        That of the first tensor's mesh. A list of tensors may have tensors of other meshes.
     """
 
     op: str
@@ -197,9 +200,10 @@ def _propagate(propagator: Any, schema: OpSchema) -> OutputSharding:
 
 
 def _placed(tree: Any) -> Any:
-    return pytree.tree_map_only(
-        DTensorSpec, lambda spec: Placed(tuple(spec.shape), spec.tensor_meta.dtype, tuple(spec.placements)), tree
-    )
+    def placed(spec: Any) -> Placed:
+        return Placed(tuple(spec.shape), spec.tensor_meta.dtype, tuple(spec.placements), tuple(spec.mesh.shape))
+
+    return pytree.tree_map_only(DTensorSpec, placed, tree)
 
 
 def _specs(args: tuple[Any, ...], schema: OpSchema) -> tuple[Any, ...]:
@@ -220,7 +224,7 @@ def _decision(schema: OpSchema, sharding: OutputSharding | None) -> Decision:
     # sizes that were rewritten for one rank are not the call's
     places = iter([leaf for leaf in pytree.tree_leaves(runs.args_schema) if isinstance(leaf, DTensorSpec)])
     args = pytree.tree_map_only(
-        Placed, lambda one: Placed(one.shape, one.dtype, tuple(next(places).placements)), given, is_leaf=_is_placed
+        Placed, lambda one: replace(one, placements=tuple(next(places).placements)), given, is_leaf=_is_placed
     )
     kwargs = _placed(schema.kwargs_schema)
     return Decision(str(schema.op), given, args, kwargs, outputs, tuple(mesh.shape))
