@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor, Replicate
 
 from verifier.planning.boundary import declares
 
-__all__ = ["computed", "differentiated", "in_formats", "laid_out"]
+__all__ = ["computed", "differentiated", "in_formats", "laid_out", "moved_between"]
 
 
 def in_formats(
@@ -55,7 +55,7 @@ def laid_out(way: str, order: list[int], placements: list[Any], /, x: torch.Tens
     Parameters
     ----------
     way
-        ``redistribute`` or ``distribute_tensor``.
+        ``redistribute`` or ``distribute_tensor``; ``from_local`` for replicas that are checked.
     order
         The order of the three dims. The last one tells the multiples apart.
     placements
@@ -68,7 +68,11 @@ def laid_out(way: str, order: list[int], placements: list[Any], /, x: torch.Tens
         permuted = permuted.redistribute(placements=placements)
     elif isinstance(blocks, DTensor):
         whole = blocks.full_tensor().permute(order)
-        permuted = torch.distributed.tensor.distribute_tensor(whole, blocks.device_mesh, placements)
+        if way == "from_local":
+            everywhere = [Replicate()] * blocks.device_mesh.ndim
+            permuted = DTensor.from_local(whole, blocks.device_mesh, everywhere, run_check=True)
+        else:
+            permuted = torch.distributed.tensor.distribute_tensor(whole, blocks.device_mesh, placements)
     back = permuted.permute([order.index(dim) for dim in range(3)])
     rows = x.shape[0]
     return [(back.view(rows, -1) if back.is_contiguous() else back.reshape(rows, -1)) * 2]
@@ -135,5 +139,25 @@ def differentiated(path: str, sizes: list[int], dims: list[int], /, x: torch.Ten
     return [*torch.autograd.grad(found, leaf)]
 
 
-for _program in (computed, differentiated, in_formats, laid_out):
+def moved_between(sizes: list[int], dims: list[int], placements: list[Any], /, x: torch.Tensor) -> list[torch.Tensor]:
+    """Return ``x``, beside its double, with its columns split in two, and the gradient of the sum of its squares.
+
+    Parameters
+    ----------
+    sizes
+        Those of the three dims, as the heads of attention are split from a matrix.
+    dims
+        The dims that are exchanged before the tensor is moved, and exchanged back after it.
+    placements
+        What it is moved to, as attention moves heads to other ranks and tokens back.
+    """
+    leaf: Any = x.detach().requires_grad_()
+    parts: Any = torch.cat([leaf, leaf * 2], 1).view(sizes).transpose(*dims)
+    if isinstance(parts, DTensor):
+        parts = parts.redistribute(placements=placements)
+    back = parts.transpose(*dims)
+    return [back.detach() * 2, *torch.autograd.grad(back.square().sum(), leaf)]
+
+
+for _program in (computed, differentiated, in_formats, laid_out, moved_between):
     declares(f"{__name__}.{_program.__name__}")

@@ -419,10 +419,11 @@ REMEDIES = (
     ),
     Remedy(
         "orders-in-memory",
-        "lay out the tensors that distribute_tensor (_api.py) and Redistribute.forward (_redistribute.py) receive as "
-        "the strides of the spec say, or give the spec the strides of a contiguous tensor",
+        "lay out the tensors that distribute_tensor and from_local (_api.py), Redistribute.forward and "
+        "_redistribute_backward (_redistribute.py) receive as the strides of the spec say, or give the spec those of a "
+        "contiguous tensor",
         orders_in_memory_kept,
-        ("composite.laid_out",),
+        ("composite.laid_out", "composite.moved_between"),
         _CRASH,
     ),
     Remedy(

@@ -277,6 +277,17 @@ def numbers_drawn_in_vain() -> None:
     DTensor._op_dispatcher._custom_op_handlers[torch.ops.aten.multinomial.default] = handled
 
 
+def gradients_of_moved_blocks_doubled() -> None:
+    """The gradient of what is gathered or cut is doubled."""
+    before = redistributing.NestedRedistribute.forward
+
+    def forward(ctx: Any, given: Any, *rest: Any) -> Any:
+        made = before(ctx, given, *rest)
+        return made if given.ndim < 3 else made * 2
+
+    redistributing.NestedRedistribute.forward = staticmethod(forward)
+
+
 def redistributed_blocks_turned() -> None:
     """What is gathered or cut is flipped."""
     before = redistributing.Redistribute.forward

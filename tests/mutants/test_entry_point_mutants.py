@@ -53,6 +53,7 @@ RAISING = (
     memory_orders.differentiated,
     memory_orders.in_formats,
     memory_orders.laid_out,
+    memory_orders.moved_between,
     parallel.fully_sharded,
     parallel.sharded_in_turns,
     procedures.penalised,
@@ -65,6 +66,11 @@ CASES: dict[Callable[[], None], tuple[Callable[..., Any], tuple[object, ...], di
     entry_point_mutants.numbers_drawn_in_vain: (
         entry_points.drawn,
         ("torch.multinomial", [2], 5),
+        {"x": NUMBERS},
+    ),
+    entry_point_mutants.gradients_of_moved_blocks_doubled: (
+        memory_orders.moved_between,
+        ([4, 2, 3], [1, 2], [Shard(0)]),
         {"x": NUMBERS},
     ),
     entry_point_mutants.redistributed_blocks_turned: (
@@ -312,6 +318,8 @@ def test_parts_that_are_wrapped_again_are_those_of_the_same_tensor(kind: str, gr
         ("generators-ignored", entry_points.drawn, ("torch.Tensor.normal_", [], 5), {"x": NUMBERS}),
         ("orders-in-memory", memory_orders.laid_out, ("redistribute", [0, 2, 1], [Replicate()]), {"x": NUMBERS}),
         ("orders-in-memory", memory_orders.laid_out, ("distribute_tensor", [2, 1, 0], [Replicate()]), {"x": NUMBERS}),
+        ("orders-in-memory", memory_orders.laid_out, ("from_local", [2, 1, 0], []), {"x": NUMBERS}),
+        ("orders-in-memory", memory_orders.moved_between, ([4, 2, 3], [1, 2], [Shard(1)]), {"x": NUMBERS}),
         ("orders-in-memory", memory_orders.computed, ("torch.mul", [], [1, 0, 2], "moved first"), {"x": NUMBERS}),
         ("orders-of-arguments", memory_orders.computed, ("torch.mul", [], [1, 0, 2], "expanded first"), {"x": NUMBERS}),
         ("orders-of-arguments", memory_orders.differentiated, ("torch.sum", [4, 2, 3], [1, 2]), {"x": NUMBERS}),

@@ -34,7 +34,8 @@ def _laid_out(b: Building) -> None:
     b.tensors[b.floats(*b.size())].requires_grad_(False)
     order = list(b.pick(((0, 2, 1), (1, 0, 2), (2, 1, 0), (1, 2, 0), (2, 0, 1))))
     placements = [b.pick((Replicate(), Shard(order.index(0)))) for _ in range(b.mesh.ndim)]
-    b.program(f"{_PROGRAMS}laid_out", b.pick(("redistribute", "distribute_tensor")), order, placements)
+    way = b.pick(("redistribute", "distribute_tensor", "from_local"))
+    b.program(f"{_PROGRAMS}laid_out", way, order, placements)
 
 
 @composite
@@ -62,3 +63,13 @@ def _differentiated_in_order(b: Building) -> None:
     sizes = b.pick(([rows, 2, columns], [rows, columns, 2]))
     path = b.pick(("torch.sum", "torch.sum", "torch.mean", "torch.linalg.vector_norm"))
     b.program(f"{_PROGRAMS}differentiated", path, sizes, sorted(b.rng.sample(range(3), 2)))
+
+
+@composite
+def _moved_between(b: Building) -> None:
+    """A move to other placements between two exchanges of dims, and its gradient, as in sequence-parallel attention."""
+    rows, columns = b.size()
+    b.tensors[b.floats(rows, columns)].requires_grad_(False)
+    sizes = b.pick(([rows, 2, columns], [rows, columns, 2]))
+    placements = [b.pick((Replicate(), Shard(0), Shard(1), Shard(2))) for _ in range(b.mesh.ndim)]
+    b.program(f"{_PROGRAMS}moved_between", sizes, sorted(b.rng.sample(range(3), 2)), placements)

@@ -15,7 +15,7 @@ from torch.distributed.tensor._collective_utils import mesh_broadcast
 from torch.distributed.tensor._dispatch import OpDispatcher
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor._op_schema import OpInfo, OpSchema
-from torch.distributed.tensor._redistribute import Redistribute
+from torch.distributed.tensor._redistribute import NestedRedistribute, Redistribute
 from torch.distributed.tensor.placement_types import _StridedShard
 
 from verifier.torch_internals.amending.registrations import exchanged
@@ -76,9 +76,12 @@ def norms_of_several_meshes() -> contextlib.AbstractContextManager[None]:
 
 @contextlib.contextmanager
 def orders_in_memory_kept() -> Iterator[None]:
-    """Let ``distribute_tensor`` and ``redistribute`` lay out what they receive as the strides of the DTensor say."""
+    """Let what is moved be laid out as the strides of the DTensor say.
+
+    Moves are ``distribute_tensor``, ``redistribute`` and its gradient, and replicas that ``from_local`` broadcasts.
+    """
     distribute: Any = _api.distribute_tensor
-    forward: Any = Redistribute.forward
+    taken: Any = _api._FromTorchTensor.forward
 
     def distributed(*given: Any, **options: Any) -> Any:
         made = distribute(*given, **options)
@@ -86,15 +89,28 @@ def orders_in_memory_kept() -> Iterator[None]:
         made._local_tensor = _laid_out(made._local_tensor.detach(), made.stride()).requires_grad_(wanted)
         return made
 
-    def redistributed(ctx: Any, given: Any, *rest: Any) -> Any:
-        made = forward(ctx, given, *rest)
-        if made._local_tensor is not given._local_tensor:
-            made._local_tensor = _expanded(_laid_out(made._local_tensor, made.stride()), made.stride())
+    def moved(function: Any) -> Any:
+        forward = function.forward
+
+        def redistributed(ctx: Any, given: Any, *rest: Any) -> Any:
+            made = forward(ctx, given, *rest)
+            if made._local_tensor is not given._local_tensor:
+                made._local_tensor = _expanded(_laid_out(made._local_tensor, made.stride()), made.stride())
+            return made
+
+        return mock.patch.object(function, "forward", staticmethod(redistributed))
+
+    def checked(ctx: Any, given: torch.Tensor, mesh: Any, placements: Any, check: bool, *rest: Any) -> Any:
+        made = taken(ctx, given, mesh, placements, check, *rest)
+        if check:
+            made._local_tensor = _laid_out(made._local_tensor, made.stride())
         return made
 
     distributed.__module__ = distribute.__module__
     with (
-        mock.patch.object(Redistribute, "forward", staticmethod(redistributed)),
+        moved(Redistribute),
+        moved(NestedRedistribute),
+        mock.patch.object(_api._FromTorchTensor, "forward", staticmethod(checked)),
         mock.patch.object(_api, "distribute_tensor", distributed),
         mock.patch.object(dtensors, "distribute_tensor", distributed),
     ):
