@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor, Replicate
 
 from verifier.planning.boundary import declares
 
-__all__ = ["computed", "differentiated", "in_formats", "laid_out", "moved_between"]
+__all__ = ["computed", "differentiated", "exchanged", "in_formats", "laid_out", "moved_between"]
 
 
 def in_formats(
@@ -159,5 +159,29 @@ def moved_between(sizes: list[int], dims: list[int], placements: list[Any], /, x
     return [back.detach() * 2, *torch.autograd.grad(back.square().sum(), leaf)]
 
 
-for _program in (computed, differentiated, in_formats, laid_out, moved_between):
+def exchanged(path: str, given: list[Any], sizes: list[int], dims: list[int], /, x: torch.Tensor) -> list[torch.Tensor]:
+    """Return what a function makes of ``x``, beside its double, between two exchanges of dims, and a gradient.
+
+    Parameters
+    ----------
+    path
+        The function, which keeps the sizes.
+    given
+        Its last arguments.
+    sizes
+        Those of the three dims that the columns are split to.
+    dims
+        The dims that are exchanged before the function is called, and exchanged back after it.
+    """
+    function: Any = torch
+    for part in path.split(".")[1:]:
+        function = getattr(function, part)
+    leaf: Any = x.detach().requires_grad_()
+    parts = torch.cat([leaf, leaf * 2], 1).view(sizes)
+    back = function(parts.transpose(*dims), *given).transpose(*dims)
+    weighted = (back * parts.detach()).sum()  # the gradient of the function's result has its dims exchanged
+    return [back.detach() * 2, *torch.autograd.grad(weighted, leaf)]
+
+
+for _program in (computed, differentiated, exchanged, in_formats, laid_out, moved_between):
     declares(f"{__name__}.{_program.__name__}")

@@ -12,6 +12,7 @@ from torch.distributed.tensor import Replicate
 from strategies.remedies.placing import VALUES, is_partial, local_shapes, shard_dims
 from verifier.execution.remedies import Remedy
 from verifier.placements.algebra import coordinates, take_local
+from verifier.torch_internals.amending.distributing import strides_of_kernels
 from verifier.torch_internals.amending.propagation import Decision, normalised, refused_first, replicated_first, vetoed
 from verifier.torch_internals.amending.registrations import empty_views_replicated, lost_strides_refused
 from verifier.torch_internals.placements import Placements
@@ -175,5 +176,17 @@ REMEDIES = (
         "normalise the dim in slice_backward_rules (_ops/_tensor_ops.py)",
         lambda: normalised(_SLICING, _dim_of_sizes),
         (*_SLICING, "aten.slice.*"),
+    ),
+    Remedy(
+        "strides-of-kernels",
+        "tell in the functions for fake tensors the strides that the CPU kernels return, of pow, log_sigmoid and batch "
+        "norm, and of the gradients of log_softmax, layer_norm, elu, dropout and losses",
+        strides_of_kernels,
+        (
+            *("aten.pow.Scalar", "aten.log_sigmoid_forward.*", "aten.native_batch_norm*", "aten._log_softmax*"),
+            *("aten.native_layer_norm*", "aten.native_dropout*", "aten.elu*", "aten.mse_loss*"),
+            "aten.binary_cross_entropy.*",
+        ),
+        frozenset({"CRASH"}) | VALUES,
     ),
 )

@@ -277,6 +277,17 @@ def numbers_drawn_in_vain() -> None:
     DTensor._op_dispatcher._custom_op_handlers[torch.ops.aten.multinomial.default] = handled
 
 
+def gelus_doubled() -> None:
+    """What gelu returns is doubled."""
+
+    def handled(op: Any, args: Any, kwargs: Any) -> Any:
+        made = torch.ops.aten.clone.default(args[0])
+        made._local_tensor.copy_(torch.nn.functional.gelu(args[0]._local_tensor) * 2)
+        return made
+
+    DTensor._op_dispatcher._custom_op_handlers[torch.ops.aten.gelu.default] = handled
+
+
 def gradients_of_moved_blocks_doubled() -> None:
     """The gradient of what is gathered or cut is doubled."""
     before = redistributing.NestedRedistribute.forward

@@ -36,6 +36,7 @@ MESH = MeshSpec((2,))
 NUMBERS = torch.arange(1.0, 13.0, dtype=torch.float64).reshape(4, 3)
 SQUARE = torch.arange(1.0, 17.0, dtype=torch.float64).reshape(4, 4)
 KEPT = {"use_local_output": False}
+FUNCTIONS = "torch.nn.functional"
 CONJUGATE = [
     ["lazy", "torch.conj", ["x"], {}],
     ["row", "torch.select", ["lazy", 0, 1], {}],
@@ -51,6 +52,7 @@ RAISING = (
     handing_over.to_another_mesh,
     memory_orders.computed,
     memory_orders.differentiated,
+    memory_orders.exchanged,
     memory_orders.in_formats,
     memory_orders.laid_out,
     memory_orders.moved_between,
@@ -66,6 +68,11 @@ CASES: dict[Callable[[], None], tuple[Callable[..., Any], tuple[object, ...], di
     entry_point_mutants.numbers_drawn_in_vain: (
         entry_points.drawn,
         ("torch.multinomial", [2], 5),
+        {"x": NUMBERS},
+    ),
+    entry_point_mutants.gelus_doubled: (
+        memory_orders.exchanged,
+        (f"{FUNCTIONS}.gelu", [], [4, 2, 3], [1, 2]),
         {"x": NUMBERS},
     ),
     entry_point_mutants.gradients_of_moved_blocks_doubled: (
@@ -321,6 +328,21 @@ def test_parts_that_are_wrapped_again_are_those_of_the_same_tensor(kind: str, gr
         ("orders-in-memory", memory_orders.laid_out, ("from_local", [2, 1, 0], []), {"x": NUMBERS}),
         ("orders-in-memory", memory_orders.moved_between, ([4, 2, 3], [1, 2], [Shard(1)]), {"x": NUMBERS}),
         ("orders-in-memory", memory_orders.computed, ("torch.mul", [], [1, 0, 2], "moved first"), {"x": NUMBERS}),
+        ("strides-of-kernels", memory_orders.computed, ("torch.Tensor.__rpow__", [2], [1, 0, 2], ""), {"x": NUMBERS}),
+        ("strides-of-kernels", memory_orders.exchanged, ("torch.log_softmax", [1], [4, 2, 3], [1, 2]), {"x": NUMBERS}),
+        (
+            "strides-of-kernels",
+            memory_orders.exchanged,
+            (f"{FUNCTIONS}.layer_norm", [[2]], [4, 2, 3], [1, 2]),
+            {"x": NUMBERS.square()},
+        ),
+        ("strides-of-kernels", memory_orders.computed, (f"{FUNCTIONS}.logsigmoid", [], [2, 1, 0], ""), {"x": NUMBERS}),
+        (
+            "strides-of-kernels",
+            memory_orders.computed,
+            (f"{FUNCTIONS}.batch_norm", [None, None, None, None, True], [0, 2, 1], ""),
+            {"x": NUMBERS},
+        ),
         ("orders-of-arguments", memory_orders.computed, ("torch.mul", [], [1, 0, 2], "expanded first"), {"x": NUMBERS}),
         ("orders-of-arguments", memory_orders.differentiated, ("torch.sum", [4, 2, 3], [1, 2]), {"x": NUMBERS}),
         (

@@ -47,7 +47,8 @@ def _computed_in_order(b: Building) -> None:
     path, *given = b.way(
         ("torch.relu",), ("torch.square",), ("torch.clone",), ("torch.flip", [0, 1]), ("torch.roll", 1, 0),
         ("torch.sign",), ("torch.abs",), ("torch.mul",), ("torch.mul",), ("torch.add",), ("torch.maximum",),
-        ("torch.sub",), ("torch.atleast_3d",),
+        ("torch.sub",), ("torch.atleast_3d",), ("torch.Tensor.__rpow__", 2), ("torch.nn.functional.logsigmoid",),
+        ("torch.nn.functional.batch_norm", None, None, None, None, True),
     )  # fmt: skip
     beside = ""
     if path in ("torch.mul", "torch.add", "torch.sub", "torch.maximum"):
@@ -73,3 +74,20 @@ def _moved_between(b: Building) -> None:
     sizes = b.pick(([rows, 2, columns], [rows, columns, 2]))
     placements = [b.pick((Replicate(), Shard(0), Shard(1), Shard(2))) for _ in range(b.mesh.ndim)]
     b.program(f"{_PROGRAMS}moved_between", sizes, sorted(b.rng.sample(range(3), 2)), placements)
+
+
+@composite
+def _exchanged(b: Building) -> None:
+    """A function between two exchanges of dims, and its gradient, as a norm over channels that come first."""
+    rows, columns = b.size()
+    b.tensors[b.floats(rows, columns)].requires_grad_(False)
+    sizes = b.pick(([rows, 2, columns], [rows, columns, 2]))
+    dims = sorted(b.rng.sample(range(3), 2))
+    last = sizes[dims[0]] if dims[1] == 2 else sizes[2]
+    functions = "torch.nn.functional"
+    path, *given = b.way(
+        ("torch.log_softmax", 1), ("torch.log_softmax", 2), ("torch.softmax", 1), (f"{functions}.layer_norm", [last]),
+        (f"{functions}.elu",), (f"{functions}.gelu",), (f"{functions}.silu",), ("torch.relu",), ("torch.tanh",),
+        ("torch.Tensor.__rpow__", 2), (f"{functions}.batch_norm", None, None, None, None, True), ("torch.cumsum", 1),
+    )  # fmt: skip
+    b.program(f"{_PROGRAMS}exchanged", path, given, sizes, dims)

@@ -17,8 +17,9 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor._op_schema import OpInfo, OpSchema
 from torch.distributed.tensor._redistribute import NestedRedistribute, Redistribute
 from torch.distributed.tensor.placement_types import _StridedShard
+from torch.utils import _pytree as pytree
 
-from verifier.torch_internals.amending.registrations import exchanged
+from verifier.torch_internals.amending.registrations import exchanged, layered
 
 __all__ = [
     "norms_of_several_meshes",
@@ -26,6 +27,7 @@ __all__ = [
     "orders_of_arguments_kept",
     "placements_counted",
     "strided_shards_scattered",
+    "strides_of_kernels",
     "without_handlers_beside_meshes",
 ]
 
@@ -159,6 +161,33 @@ def _laid_out(local: torch.Tensor, strides: Sequence[int]) -> torch.Tensor:
     if found == sorted(found, reverse=True):
         return local
     return local.permute(order).contiguous().permute([order.index(dim) for dim in range(local.ndim)])
+
+
+def strides_of_kernels() -> contextlib.AbstractContextManager[None]:
+    """Let ops whose kernels return other strides than DTensor expects take contiguous tensors."""
+
+    def contiguous(leaf: Any) -> Any:
+        return leaf.contiguous() if isinstance(leaf, DTensor) else leaf
+
+    def run(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return op(*pytree.tree_map(contiguous, args), **pytree.tree_map(contiguous, kwargs))
+
+    aten = torch.ops.aten
+    return layered(
+        (
+            aten._log_softmax_backward_data.default,
+            aten.binary_cross_entropy.default,
+            aten.elu_backward.default,
+            aten.log_sigmoid_forward.default,
+            aten.mse_loss_backward.default,
+            aten.native_batch_norm.default,
+            aten.native_batch_norm_backward.default,
+            aten.native_dropout_backward.default,
+            aten.native_layer_norm_backward.default,
+            aten.pow.Scalar,
+        ),
+        run,
+    )
 
 
 @contextlib.contextmanager
