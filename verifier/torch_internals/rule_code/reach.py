@@ -110,13 +110,17 @@ class Watch:
 
     @property
     def left(self) -> frozenset[Block]:
-        """The blocks that were not reached."""
-        return self.blocks - self.reached
+        """The blocks that were not reached, of code that was entered.
+
+        A function that was not entered is called by a block that was not reached, or it is named for another reason.
+        """
+        entered = {block.number for block in self.reached}
+        return frozenset(block for block in self.blocks - self.reached if block.number in entered)
 
     @contextlib.contextmanager
     def on(self) -> Iterator[None]:
         """Note what is reached inside the context, in this thread."""
-        if not self.left:  # tracing costs time
+        if self.reached and not self.left:  # tracing costs time
             yield
             return
         before = sys.gettrace()

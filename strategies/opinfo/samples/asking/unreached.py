@@ -104,6 +104,6 @@ def _tells(call: Call) -> bool:
 
 
 def _leads_to(reached: frozenset[Block], left: set[Block]) -> bool:
-    """Return whether a block that is left may come after one of those reached, or begins a function."""
+    """Return whether a block that is left may come right after one of those reached."""
     after = {(block.number, offset) for block in reached for offset in block.after}
-    return any(not block.offset or (block.number, block.offset) in after for block in left)
+    return any((block.number, block.offset) in after for block in left)
