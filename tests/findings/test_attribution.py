@@ -123,6 +123,25 @@ def test_a_remedy_may_let_the_trial_get_as_far_as_another_cause(ops: str, refuse
     assert tried.runs == [("crash",), ("crash", "value"), (), ()]
 
 
+def test_three_causes_may_crash_in_a_row_and_the_last_show_as_a_wrong_value_too() -> None:
+    """The third remedy is one of a wrong value: it is tried because the trial crashes elsewhere under the first two."""
+    where = {frozenset[str](): "first", frozenset({"a"}): "second", frozenset({"a", "b"}): "third"}
+
+    def run(trial: Trial, names: tuple[str, ...]) -> Observation:
+        if names == ("a", "b", "c"):
+            return observed(trial, wrong=False)
+        place = where.get(frozenset(names) - {"c"}, "first")
+        raised = Raised(Phase.FORWARD, "RuntimeError", "no", where=place)
+        return Observation(trial, Fate.COMPLETED, tuple(ProcessReport((r,), Phase.FORWARD, raised) for r in (0, 1)))
+
+    remedies = [remedy("a"), remedy("b"), remedy("c", verdicts=["WRONG_VALUE"])]
+    # they are in force in the order in which they are declared, whatever that of the causes is
+    attribution = Attribution(run, [cause(n) for n in "cba"], {one.name: one for one in remedies})
+    failure = Failure(TRIAL, run(TRIAL, ()), judge(run(TRIAL, ()), make_reference(TRIAL.case)))
+    assert failure.verdict.kind is VerdictKind.CRASH
+    assert {one.remedy for one in attribution.explain(failure)} == {"a", "b", "c"}
+
+
 def test_what_no_remedy_mends_is_unexplained_however_familiar() -> None:
     tried = Tried(lambda _: False, remedy("a"), remedy("b"))
     assert tried.explain() == []

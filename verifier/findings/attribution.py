@@ -125,8 +125,8 @@ class Attribution:
         left out as can be. Then the other causes are tried whose remedies let DTensor refuse, because an op that a
         function of torch calls is not known if nothing is redistributed for it. Then causes are added one by one, as
         each shows the next, also in ops that the trial runs only now. At last, all remedies are in force, whatever
-        their verdicts, if those of the failure's verdict have led to another one. Remedies explain nothing if the trial
-        also passes without them by then.
+        their verdicts, if under those of the failure's verdict the trial fails otherwise or elsewhere. Remedies explain
+        nothing if the trial also passes without them by then.
 
         Parameters
         ----------
@@ -150,7 +150,7 @@ class Attribution:
         ops = ops_of(failure)
         likely = self._likely(ops)
         changed: list[tuple[Cause, VerdictKind, set[str]]] = []
-        together, far = kind, _how_far(failure.observation)
+        gets_on, far = False, _how_far(failure.observation)
         # a trial that hangs costs its time limit under each remedy, so that only those that name a hang are tried alone
         for cause in (one for one in likely if one in may and (kind is not VerdictKind.HANG or self._says(one, kind))):
             observation, left = self._left(failure, (cause,))
@@ -161,10 +161,10 @@ class Attribution:
         if alone:
             return ()
         if len(may) > 1:
-            _, left = self._left(failure, may)
+            observation, left = self._left(failure, may)
             if left is None:
                 return tuple(self._fewest(failure, may))
-            together = left
+            gets_on = left is not kind or _how_far(observation) != far
         for cause in may:
             if not self.remedies[cause.remedy].refuses or cause in likely:
                 continue
@@ -175,7 +175,7 @@ class Attribution:
             for further in dict.fromkeys([*self._likely(ops | ran), *refusing]):
                 if self._may_have(further, left) and self.is_mended(failure, (cause, further)):
                     return cause, further
-        if together is not kind and self.is_mended(failure, self.causes):
+        if gets_on and self.is_mended(failure, self.causes):
             return tuple(self._fewest(failure, list(self.causes)))
         return ()
 
@@ -193,7 +193,9 @@ class Attribution:
 
     def _left(self, failure: Failure, causes: Sequence[Cause]) -> tuple[Observation, VerdictKind | None]:
         """Return what the trial does under the remedies of ``causes``, and the verdict on it; None if they mend it."""
-        observation, verdict = self._outcome(failure.trial, tuple(cause.remedy for cause in causes))
+        # one order, in which they are declared: a remedy may rely on what another has put right
+        wanted = {cause.remedy for cause in causes}
+        observation, verdict = self._outcome(failure.trial, tuple(name for name in self.remedies if name in wanted))
         return observation, None if self._mends(failure, causes, observation, verdict) else verdict.kind
 
     def _mends(self, failure: Failure, causes: Sequence[Cause], observation: Observation, verdict: Verdict) -> bool:

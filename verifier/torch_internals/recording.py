@@ -160,6 +160,11 @@ class _Call:
     gathered: frozenset[int] = frozenset()
 
 
+def _is_counted(spec: DTensorSpec) -> bool:
+    """Return whether there are as many placements as mesh dims; torch takes others, too, and they are no layout."""
+    return len(spec.placements) == spec.mesh.ndim
+
+
 def _versions(args: tuple[object, ...]) -> dict[int, int]:
     return {
         id(arg._local_tensor): 0 if arg.is_inference() else arg._version for arg in args if isinstance(arg, DTensor)
@@ -186,7 +191,7 @@ def _install_hooks() -> None:
     ) -> torch.Tensor:
         if not (_recorders and isinstance(current, DTensorSpec) and isinstance(target, DTensorSpec)):
             return redistribute(local, current, target, **options)  # which raises if torch gives it anything else
-        if current.placements == target.placements:
+        if current.placements == target.placements or not (_is_counted(current) and _is_counted(target)):
             return redistribute(local, current, target, **options)
         graph_based, explicit = options.get("use_graph_based_transform"), bool(options.get("is_explicit"))
         key = _key(local, current, target, graph_based, explicit)
