@@ -431,3 +431,16 @@ def test_the_prose_names_every_field(record: type) -> None:
     prose = (DOCS / "schema.md").read_text(encoding="utf-8").partition("## The rules\n")
     text = prose[0] if record is UntestedRecord else prose[2]
     assert [field.name for field in fields(record) if f"`{field.name}`" not in text] == []
+
+
+def test_lines_that_no_call_reaches_are_in_sight() -> None:
+    op = make_op_rules(unreached=["my_rules.py:3", "my_rules.py:14"])
+    assert "no call reaches my_rules.py:3, 14" in "\n".join(op_lines("flip", op))
+    run = make_rules_run()
+    run.rules = make_rules(ops={"flip": op})
+    shown = "No call reaches code of the strategy of <code>flip</code>: my_rules.py:3, my_rules.py:14."
+    page = render_html(run)
+    assert shown in page
+    assert page.index(shown) < page.index('<details class="op">')  # which is folded
+    run.rules = make_rules()
+    assert "No call reaches" not in render_html(run)
