@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import entry_point_mutants
@@ -25,7 +25,7 @@ from strategies.remedies import REMEDIES
 from verifier.core.case import MeshSpec, OpCase, Trial
 from verifier.core.verdict import VerdictKind
 from verifier.execution.remedies import installed_remedies
-from verifier.meshes.pool import Pool, PoolSet
+from verifier.meshes.pool import PoolSet
 from verifier.meshes.remedied import run_remedied
 from verifier.meshes.tasks import Task
 from verifier.oracle.reference import make_reference
@@ -230,20 +230,6 @@ CASES: dict[Callable[[], None], tuple[Callable[..., Any], tuple[object, ...], di
     entry_point_mutants.checked_replicas_negated: (parallel.checked_on_submeshes, ("",), {"x": NUMBERS}),
 }
 """For each mutant a program, its arguments and its tensors."""
-
-
-@pytest.fixture(scope="module")
-def pools() -> Iterator[PoolSet]:
-    pools = PoolSet(Pool)
-    yield pools
-    pools.close()
-
-
-@pytest.fixture(scope="module")
-def pools_of_mutants() -> Iterator[PoolSet]:
-    pools = PoolSet(Pool)
-    yield pools
-    pools.close()
 
 
 @pytest.mark.ranks

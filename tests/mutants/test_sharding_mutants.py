@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,7 +14,7 @@ from strategies.chains.sharding import weights
 from strategies.remedies.interfaces import sharding
 from verifier.core.case import MeshSpec, OpCase, Trial
 from verifier.core.verdict import VerdictKind
-from verifier.meshes.pool import Pool, PoolSet
+from verifier.meshes.pool import PoolSet
 from verifier.meshes.remedied import run_remedied
 from verifier.meshes.tasks import Task
 from verifier.oracle.reference import make_reference
@@ -30,20 +30,6 @@ MUTANTS: dict[Callable[[], None], tuple[Program, tuple[object, ...]]] = {
     sharding_mutants.shared_gradients_not_reduced: (weights.across, ([], [[3.0, 1.0]])),
 }
 """For each mutant a program and its arguments."""
-
-
-@pytest.fixture(scope="module")
-def pools() -> Iterator[PoolSet]:
-    pools = PoolSet(Pool)
-    yield pools
-    pools.close()
-
-
-@pytest.fixture(scope="module")
-def pools_of_mutants() -> Iterator[PoolSet]:
-    pools = PoolSet(Pool)
-    yield pools
-    pools.close()
 
 
 def trial_of(

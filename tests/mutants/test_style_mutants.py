@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,7 +14,7 @@ from strategies.chains import entry_points, handing_over, parallel, second_gradi
 from verifier.core.case import MeshSpec, OpCase, Trial
 from verifier.core.verdict import VerdictKind
 from verifier.execution.remedies import installed_remedies
-from verifier.meshes.pool import Pool, PoolSet
+from verifier.meshes.pool import PoolSet
 from verifier.meshes.remedied import run_remedied
 from verifier.meshes.tasks import Task
 from verifier.oracle.reference import make_reference
@@ -45,20 +45,6 @@ MUTANTS: dict[Callable[[], None], tuple[Program, tuple[object, ...], int]] = {
 }
 """For each mutant a program, its arguments and the number of its tensors."""
 BESIDE = (parallel.beside_the_mesh, ("torch.exp", []), 1)
-
-
-@pytest.fixture(scope="module")
-def pools() -> Iterator[PoolSet]:
-    pools = PoolSet(Pool)
-    yield pools
-    pools.close()
-
-
-@pytest.fixture(scope="module")
-def pools_of_mutants() -> Iterator[PoolSet]:
-    pools = PoolSet(Pool)
-    yield pools
-    pools.close()
 
 
 def trial_of(program: Program, args: tuple[object, ...], tensors: int = 1) -> Trial:

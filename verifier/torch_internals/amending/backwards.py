@@ -193,7 +193,6 @@ def cotangents_of_averages() -> contextlib.AbstractContextManager[None]:
             ]
             return backward(gradient, DTensorSpec(before.mesh, tuple(wanted), before.tensor_meta), **options)
 
-        redistributed.__module__ = backward.__module__
         return redistributed
 
     return exchanged(redistributing, "_redistribute_backward", wrap)

@@ -106,7 +106,6 @@ def sequences_in_front_restored() -> contextlib.AbstractContextManager[None]:
                             load_balancer)  # fmt: skip
             return [one.squeeze(0) if first else one for one, first in zip(found, front, strict=True)]
 
-        unsharded.__module__ = unshard.__module__
         return unsharded
 
     return _exchanged_in_context("context_parallel_unshard", wrap, attention, context)
@@ -122,7 +121,6 @@ def sequences_counted() -> Iterator[None]:
                     for one, dim in zip(buffers, dims, strict=True)]  # fmt: skip
             return before(mesh, buffers, dims, *rest, **options)
 
-        counted.__module__ = before.__module__
         return counted
 
     with (
@@ -150,7 +148,6 @@ def views_of_sequences_kept() -> contextlib.AbstractContextManager[None]:
                     if one not in kept:
                         one.data = held
 
-        context_parallel.__module__ = before.__module__
         return context_parallel
 
     return _exchanged_in_context("context_parallel", wrap, experimental, attention, context)

@@ -46,7 +46,6 @@ def strided_shards_scattered() -> contextlib.AbstractContextManager[None]:
             mesh_broadcast(held, mesh, mesh_dim=mesh_dim, group_src=source)
             return scatter(self, held, mesh, mesh_dim, None)
 
-        scattered.__module__ = scatter.__module__
         return scattered
 
     return exchanged(_StridedShard, "_shard_tensor", wrap)
@@ -70,7 +69,6 @@ def norms_of_several_meshes() -> contextlib.AbstractContextManager[None]:
                 one.mul_(min(max_norm / (float(total) + 1e-6), 1.0))
             return total
 
-        clipped.__module__ = clip.__module__
         return clipped
 
     return exchanged(torch.nn.utils, "clip_grad_norm_", wrap)

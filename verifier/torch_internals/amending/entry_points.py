@@ -67,7 +67,6 @@ def dims_of_factories_counted() -> contextlib.AbstractContextManager[None]:
             placements = placements and tuple(_counted(one, len(size)) for one in placements)
             return helper(init, size, device_mesh, placements, **kwargs)
 
-        made.__module__ = helper.__module__
         return made
 
     return exchanged(api, "_dtensor_init_helper", wrap)
@@ -85,7 +84,6 @@ def factories_without_tracker() -> contextlib.AbstractContextManager[None]:
                 tensor._local_tensor.copy_(init(tensor._local_tensor.shape, dtype=tensor.dtype))
             return tensor
 
-        made.__module__ = helper.__module__
         return made
 
     return exchanged(api, "_dtensor_init_helper", wrap)
@@ -107,7 +105,6 @@ def losses_end() -> contextlib.AbstractContextManager[None]:
                 handlers.clear()
                 handlers.update(held)
 
-        loss_parallel.__module__ = before.__module__
         return loss_parallel
 
     return exchanged(parallel, "loss_parallel", wrap)
@@ -123,7 +120,6 @@ def losses_of_many_dims() -> contextlib.AbstractContextManager[None]:
             grad = grad.flatten(1) if grad.dim() else grad
             return backward(grad, x.flatten(2), target.flatten(1), *rest).view(x.shape)
 
-        flat.__module__ = backward.__module__
         return flat
 
     return exchanged(losses, "_nll_loss_and_log_softmax_backward", wrap)
@@ -138,7 +134,6 @@ def ignored_targets_of_losses() -> contextlib.AbstractContextManager[None]:
             found = backward(grad, x, target.where(counts, 0), weight, reduction, -1, *rest)
             return found * counts.unsqueeze(0 if x.dim() < 2 else 1)
 
-        safe.__module__ = backward.__module__
         return safe
 
     return exchanged(losses, "_nll_loss_and_log_softmax_backward", wrap)
@@ -159,7 +154,6 @@ def absent_classes() -> Iterator[None]:
                 x = padded(x, dim)
             return before(x, target, weight, local_weight, *rest)
 
-        taken.__module__ = before.__module__
         return taken
 
     def backward(before: Any) -> Any:
@@ -169,7 +163,6 @@ def absent_classes() -> Iterator[None]:
                 return before(grad, x, *rest)
             return before(grad, padded(x, dim), *rest).narrow(dim, 0, 0)
 
-        taken.__module__ = before.__module__
         return taken
 
     def softmax(before: Any) -> Any:
@@ -179,7 +172,6 @@ def absent_classes() -> Iterator[None]:
             nothing = x.new_full([1 if at == dim else size for at, size in enumerate(x.shape)], -torch.inf)
             return before(nothing, dim, *rest).narrow(dim, 0, 0)
 
-        taken.__module__ = before.__module__
         return taken
 
     with (
@@ -215,7 +207,6 @@ def gradients_of_log_softmax() -> Iterator[None]:
             found: torch.Tensor = of_both(gradient, torch.full_like(x, -torch.inf), *rest)
             return found
 
-        of_loss.__module__ = of_both.__module__
         return of_loss
 
     handlers[op] = backward
@@ -237,7 +228,6 @@ def styles_keep_frozen() -> contextlib.AbstractContextManager[None]:
             for name, parameter in module.named_parameters():
                 parameter.requires_grad_(wanted[name])
 
-        kept.__module__ = replicate.__module__
         return kept
 
     return exchanged(styles.SequenceParallel, "_replicate_module_fn", wrap)
@@ -279,7 +269,6 @@ def styles_of_nested_modules() -> Iterator[None]:
                     local = DTensor.from_local(held, mesh, [Replicate()], run_check=False)
                     module.register_parameter(name, torch.nn.Parameter(local))
 
-        own_alone.__module__ = replicate.__module__
         return own_alone
 
     def partitioning(partition: Any) -> Any:
@@ -292,7 +281,6 @@ def styles_of_nested_modules() -> Iterator[None]:
             finally:
                 del module.named_parameters
 
-        own_alone.__module__ = partition.__module__
         return own_alone
 
     with contextlib.ExitStack() as stack:
@@ -318,7 +306,6 @@ def ties_kept() -> contextlib.AbstractContextManager[None]:
                     setattr(made.get_submodule(holder), name, made.get_parameter(first))
             return made
 
-        tied.__module__ = parallelize.__module__
         return tied
 
     return exchanged(parallel, "parallelize_module", wrap)
@@ -332,7 +319,6 @@ def tuples_of_one_kept() -> contextlib.AbstractContextManager[None]:
             found = prepare(self, outputs, mesh)
             return (found,) if isinstance(outputs, tuple) and not isinstance(found, tuple) else found
 
-        prepared.__module__ = prepare.__module__
         return prepared
 
     return exchanged(styles.PrepareModuleOutput, "_prepare_out_fn", wrap)
@@ -352,7 +338,6 @@ def implicit_replication_lasts() -> contextlib.AbstractContextManager[None]:
             finally:
                 dispatcher._allow_implicit_replication = held
 
-        implicit_replication.__module__ = before.__module__
         return implicit_replication
 
     return exchanged(experimental, "implicit_replication", wrap)
@@ -513,7 +498,6 @@ def plain_results_refused() -> contextlib.AbstractContextManager[None]:
                 raise RuntimeError(f"{op} got mixed torch.Tensor and DTensor: it writes to a plain tensor")
             return unwrap(self, op, args, kwargs, *rest)
 
-        refusing.__module__ = unwrap.__module__
         return refusing
 
     return exchanged(OpDispatcher, "_unwrap_to_op_info_impl", wrap)
@@ -535,7 +519,6 @@ def unsorted_meshes_refused() -> contextlib.AbstractContextManager[None]:
                 )
             check(self)
 
-        ascending.__module__ = check.__module__
         return ascending
 
     return exchanged(DTensorSpec, "__post_init__", wrap)

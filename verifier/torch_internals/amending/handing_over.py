@@ -222,7 +222,6 @@ def state_dicts_of_strided_shards(indices: _Indices) -> contextlib.AbstractConte
                 local_state_dict, [key for key in keys if isinstance(local_state_dict.get(key), tuple)], device, pg
             )
 
-        distributed.__module__ = distribute.__module__
         return distributed
 
     return exchanged(state_dicts, "_distribute_tensors", wrap)
@@ -241,7 +240,6 @@ def both_states_set() -> contextlib.AbstractContextManager[None]:
             restoring.set_optimizer_state_dict(model, optimizers, optim_state_dict, options=options)
             return restoring.set_model_state_dict(model, model_state_dict, options=options)
 
-        both.__module__ = before.__module__
         return both
 
     return exchanged(restoring, "set_state_dict", wrap)
@@ -264,7 +262,6 @@ def flat_states_nested() -> contextlib.AbstractContextManager[None]:
             finally:
                 info.flatten_optimizer_state_dict = True
 
-        loaded.__module__ = load.__module__
         return loaded
 
     return exchanged(restoring, "_load_optim_state_dict", wrap)
@@ -294,7 +291,6 @@ def states_without_tensors_loaded() -> contextlib.AbstractContextManager[None]:
             finally:
                 info.full_state_dict, info.broadcast_from_rank0 = True, before
 
-        loaded.__module__ = load.__module__
         return loaded
 
     return exchanged(restoring, "_load_optim_state_dict", wrap)

@@ -54,7 +54,6 @@ def complex_reductions_refused() -> AbstractContextManager[None]:
                 raise NotImplementedError(f"all_reduce: reduce_op {self.reduce_op} does not support complex tensors")
             return reduce(self, tensor, mesh, mesh_dim)
 
-        reduce_or_refuse.__module__ = reduce.__module__
         return reduce_or_refuse
 
     return exchanged(Partial, "_reduce_value", wrap)
@@ -77,7 +76,6 @@ def nan_kept() -> Iterator[None]:
             found = reduce(Partial("sum"), tensor.isnan().to(torch.int32), mesh, *given)
             return torch.where(found != 0, torch.full_like(reduced, math.nan), reduced)
 
-        reduce_with_nan.__module__ = reduce.__module__
         return reduce_with_nan
 
     with exchanged(Partial, "_reduce_value", wrap), exchanged(Partial, "_reduce_shard_value", wrap):
@@ -93,7 +91,6 @@ def norms_in_float32() -> Iterator[None]:
             wide = tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
             return reduce(self, wide, mesh, *given).to(tensor.dtype)
 
-        reduce_wide.__module__ = reduce.__module__
         return reduce_wide
 
     with exchanged(_NormPartial, "_reduce_value", wrap), exchanged(_NormPartial, "_reduce_shard_value", wrap):
@@ -108,7 +105,6 @@ def conjugates_resolved() -> Iterator[None]:
         def resolved(self: Shard, tensor: torch.Tensor, *given: Any, **options: Any) -> Any:
             return send(self, tensor.resolve_conj(), *given, **options)
 
-        resolved.__module__ = send.__module__
         return resolved
 
     def of_shards(cut: Any) -> Any:
@@ -159,7 +155,6 @@ def products_before_sums() -> AbstractContextManager[None]:
         def merged(infos: list[Any], *given: Any) -> Any:
             return merge(sorted(infos, key=lambda info: _is_division(*info.src_dst_placements)), *given)
 
-        merged.__module__ = merge.__module__
         return merged
 
     return exchanged(_redistribute, "_optimize_transform_infos", wrap)
@@ -182,7 +177,6 @@ def uneven_gathers_apart() -> AbstractContextManager[None]:
                     return infos
             return merge(infos, mesh, *placements)
 
-        merged.__module__ = merge.__module__
         return merged
 
     return exchanged(_redistribute, "_optimize_transform_infos", wrap)

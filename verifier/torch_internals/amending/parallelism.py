@@ -67,7 +67,6 @@ def _restores(unpack: Any) -> Any:
         given: Any = {"run_check": False, "shape": kept.shape, "stride": stride}
         return DTensor.from_local(kept.tensor, mesh, [Shard(kept.dim)], **given).full_tensor()
 
-    restored.__module__ = unpack.__module__
     return restored
 
 
@@ -103,7 +102,6 @@ def saved_sizes_kept() -> Iterator[None]:
             shard = whole.redistribute(placements=[Shard(dim)]).to_local()
             return _Kept(shard.clone(memory_format=torch.contiguous_format), tensor.shape, dim % tensor.ndim)
 
-        packed.__module__ = pack.__module__
         return packed
 
     with exchanged(_RESHARDING, "_pack_hook_tp", wrap), exchanged(_RESHARDING, "_unpack_hook_tp", _restores):
@@ -123,7 +121,6 @@ def sources_passed_on() -> Iterator[None]:
                 parallelize(module, mesh, given, src_data_rank=src_data_rank)
             return module
 
-        parallelized.__module__ = parallelize.__module__
         return parallelized
 
     with (
@@ -158,7 +155,6 @@ def checks_ask_the_mesh() -> Iterator[None]:
                     "the tensors of the mesh's ranks differ in dtype, shape, strides or in their gradients"
                 )
 
-        checked.__module__ = check.__module__
         return checked
 
     with exchanged(api._FromTorchTensor, "forward", remembers), exchanged(api, "check_tensor_meta", wrap):
@@ -205,7 +201,6 @@ def layouts_asked_for() -> Iterator[None]:
                 given = given.redistribute(placements=(said,))
             return prepare(self, given, mesh, said, wanted)
 
-        prepared.__module__ = prepare.__module__
         return prepared
 
     def of_output(prepare: Any) -> Any:
@@ -220,7 +215,6 @@ def layouts_asked_for() -> Iterator[None]:
                 outputs = found if isinstance(outputs, tuple) else found[0]
             return prepare(self, outputs, mesh)
 
-        prepared.__module__ = prepare.__module__
         return prepared
 
     with (
@@ -242,7 +236,6 @@ def lists_of_outputs_kept() -> contextlib.AbstractContextManager[None]:
             found = found if isinstance(found, tuple) else (found,)
             return kind(found) if kind is list else kind(*found)
 
-        prepared.__module__ = prepare.__module__
         return prepared
 
     return exchanged(style.PrepareModuleOutput, "_prepare_out_fn", wrap)
@@ -260,7 +253,6 @@ def inputs_taken_by_keyword() -> contextlib.AbstractContextManager[None]:
             found.register_forward_pre_hook(turned, with_kwargs=True, prepend=True)
             return found
 
-        distributed.__module__ = distribute.__module__
         return distributed
 
     return exchanged(style, "distribute_module", wrap)
@@ -274,7 +266,6 @@ def placements_in_tuples_taken() -> contextlib.AbstractContextManager[None]:
             alone = isinstance(out_placements, tuple) and all(isinstance(one, Placement) for one in out_placements)
             return before(func, list(out_placements) if alone else out_placements, *given, **options)
 
-        local_map.__module__ = before.__module__
         return local_map
 
     return exchanged(experimental, "local_map", wrap)

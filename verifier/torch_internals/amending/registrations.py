@@ -70,12 +70,17 @@ def edited(registry: dict[Any, Any], key: object, value: object) -> Iterator[Non
 
 @contextlib.contextmanager
 def exchanged(holder: Any, name: str, wrap: Callable[[Any], Any]) -> Iterator[None]:
-    """Put ``wrap(function)`` in the place of a function of torch's, unless someone else has replaced it."""
+    """Put ``wrap(function)`` in the place of a function of torch's, unless someone else has replaced it.
+
+    What takes its place names the module of the function too, so that several can be put over each other.
+    """
     before = getattr(holder, name)
     if not str(before.__module__).startswith("torch."):
         yield
         return
-    setattr(holder, name, wrap(before))
+    after = wrap(before)
+    after.__module__ = before.__module__
+    setattr(holder, name, after)
     try:
         yield
     finally:
@@ -337,7 +342,6 @@ def lost_strides_refused() -> contextlib.AbstractContextManager[None]:
             except KeyError as error:
                 raise NotImplementedError("this view of a strided shard is not supported") from error
 
-        found.__module__ = rewrite.__module__
         return found
 
     return exchanged(views._ViewShardingPropagator, "_rewrite_strided_shard", wrap)
@@ -445,7 +449,6 @@ def _after_registering(change: Callable[[Any, OpOverload], None]) -> contextlib.
 
             return kept
 
-        registering.__module__ = register.__module__
         return registering
 
     return exchanged(experimental, "register_sharding", wrap)

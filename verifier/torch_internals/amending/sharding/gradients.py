@@ -160,7 +160,6 @@ def hooks_of_shards_run() -> contextlib.AbstractContextManager[None]:
                 parameter.grad = before if gradient is None else gradient if before is None else before + gradient
             return found
 
-        reduced.__module__ = inner.__module__
         return reduced
 
     return exchanged(groups, "foreach_reduce", wrap)
@@ -183,7 +182,6 @@ def dtypes_of_gradients_kept() -> Iterator[None]:
             if self._unsharded_param.grad_dtype != self.sharded_param.grad_dtype:
                 self._unsharded_param.grad_dtype = self.sharded_param.grad_dtype
 
-        gathered.__module__ = inner.__module__
         return gathered
 
     def cast(inner: Any) -> Any:
@@ -191,7 +189,6 @@ def dtypes_of_gradients_kept() -> Iterator[None]:
             asked = {one.sharded_param.grad_dtype for one in held} - {one.sharded_param.dtype for one in held}
             return inner(held, gradients, group, stream, comm, asked.pop() if len(asked) == 1 else dtype, *given)
 
-        reduced.__module__ = inner.__module__
         return reduced
 
     with (

@@ -51,7 +51,6 @@ def written_weights_kept() -> Iterator[None]:
             inner(self)
             self.version_when_gathered = _version(self._unsharded_param)
 
-        gathered.__module__ = inner.__module__
         return gathered
 
     def kept(inner: Any) -> Any:
@@ -61,7 +60,6 @@ def written_weights_kept() -> Iterator[None]:
                 _copy_to_shard(self)
             inner(self)
 
-        sharded.__module__ = inner.__module__
         return sharded
 
     with (
@@ -123,7 +121,6 @@ def rows_after_the_forward_pass() -> contextlib.AbstractContextManager[None]:
             self.free_unsharded_param()
             self.sharded_state = ShardedState.SHARDED_POST_FORWARD
 
-        sharded.__module__ = inner.__module__
         return sharded
 
     return exchanged(FSDPParam, "to_sharded_post_forward", wrap)
@@ -172,7 +169,6 @@ def stale_weights_gathered_again() -> Iterator[None]:
             inner(self)
             self.version_of_shard = _version_of_shard(self)
 
-        gathered.__module__ = inner.__module__
         return gathered
 
     def renewed(inner: Any) -> Any:
@@ -182,7 +178,6 @@ def stale_weights_gathered_again() -> Iterator[None]:
                 self._to_sharded()
             return inner(self, *given)
 
-        unsharded.__module__ = inner.__module__
         return unsharded
 
     with exchanged(FSDPParam, "to_unsharded", noted), exchanged(FSDPParamGroup, "pre_forward", renewed):
