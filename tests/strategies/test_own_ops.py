@@ -551,6 +551,14 @@ def test_lists_keywords_and_optional_tensors_are_arguments_like_others() -> None
     assert {len(case.kwargs) for case in drawn if case is not None} == {1, 2}
 
 
+def test_a_pair_of_arguments_and_keywords_is_an_example_unless_the_op_takes_a_list_first() -> None:
+    x, bias = torch.randn(4, 6), torch.randn(4, 6)
+    verifier.samples("test_own_ops::softmax")(lambda: [((x,), {"dim": 1})])
+    verifier.samples("test_own_ops.mixed")(lambda: [((x, x), {"scale": x, "bias": bias})])
+    assert any(len(one.args) == 1 and one.args[0] is x for one in examples_of("test_own_ops.softmax.default"))
+    assert any(one.args == ((x, x),) for one in examples_of("test_own_ops.mixed.default"))
+
+
 def test_hypothesis_generators_are_drawn_from_and_draw_the_same_again() -> None:
     extents = st.tuples(st.integers(2, 9), st.integers(2, 9))
     verifier.samples("test_own_ops::softmax")(lambda: extents.map(lambda shape: (torch.ones(shape),)))

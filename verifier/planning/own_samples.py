@@ -52,8 +52,8 @@ def samples(op: str | Callable[..., object]) -> Callable[[Maker], Maker]:
     """Return a decorator of a function that gives example calls of ``op``, from which all commands make their calls.
 
     The function takes no arguments. It yields tuples of arguments, or returns a list of them, or a Hypothesis generator
-    that draws them. A dict at the end of a tuple has the keyword arguments. Extents, and the values of tensors, are
-    varied as far as the op accepts them.
+    that draws them. A dict at the end of a tuple has the keyword arguments; ``(args, kwargs)`` is taken too. Extents,
+    and the values of tensors, are varied as far as the op accepts them.
 
     Parameters
     ----------
@@ -202,7 +202,7 @@ def examples_of(op: str, seed: int = 0) -> list[Example]:
         with torch.random.fork_rng(devices=()):
             torch.manual_seed(seed)
             try:
-                drawn = [_example(one) for one in _made(maker, seed)]
+                drawn = [_example(one, op) for one in _made(maker, seed)]
                 if not drawn:
                     raise SamplesError("it gave no example")
             except SamplesError as error:
@@ -245,12 +245,21 @@ def say_made_from_schema(op: str) -> None:
     )
 
 
-def _example(given: object) -> Example:
+def _example(given: object, op: str) -> Example:
     if not isinstance(given, tuple):
         raise SamplesError(f"{_brief(given)} is no tuple of arguments; write (x,) for a single one")
     if given and isinstance(given[-1], Mapping):
-        return Example(tuple(given[:-1]), dict(given[-1]))
+        args = given[:-1]
+        if len(args) == 1 and isinstance(args[0], tuple) and not _takes_a_list_first(op):
+            (args,) = args
+        return Example(tuple(args), dict(given[-1]))
     return Example(given, {})
+
+
+def _takes_a_list_first(op: str) -> bool:
+    """Return whether a tuple may be the first argument of an op, so that it is not the tuple of the arguments."""
+    arguments = overload_named(op)._schema.arguments
+    return bool(arguments) and not arguments[0].kwarg_only and "List[" in str(arguments[0].type)
 
 
 def _brief(given: object) -> str:
