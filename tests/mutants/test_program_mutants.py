@@ -136,6 +136,17 @@ def test_random_numbers_that_each_rank_adds_to_are_caught(verify: Verifier) -> N
         run(verify, [replace(case, call=f"{mutants.__name__}.{mutants.numbers_stay_pending.__name__}")])
 
 
+@pytest.mark.parametrize("op", ["aten.bernoulli.default", "aten.native_dropout.default", "aten.randn_like.default"])
+def test_uneven_shards_of_what_is_pending_are_drawn_for_as_one_tensor(op: str, verify: Verifier) -> None:
+    case = random_case(op, torch.float64, 0)
+    case = replace(case, kwargs={"input": torch.tensor([0.25, 0.75], dtype=torch.float64).repeat(3, 4, 3)})
+    verify(case, mesh="2x2", placements=["(P(sum), S(0))"], record=False)
+    if op == "aten.randn_like.default":
+        wrong = replace(case, call=f"{mutants.__name__}.{mutants.numbers_stay_pending.__name__}")
+        with pytest.raises(WrongValue):
+            verify(wrong, mesh="2x2", placements=["(P(sum), S(0))"], record=False)
+
+
 def test_a_dropout_that_drops_nothing_is_caught_however_many_ranks_may_hold_the_same_numbers(verify: Verifier) -> None:
     drawn = (random_case("aten.native_dropout.default", torch.float64, variant) for variant in range(20))
     case = next(case for case in drawn if len(case.kwargs["input"]) == 8)  # of an empty shard torch makes another mask
