@@ -242,7 +242,7 @@ def sampled(op: str, options: list[Any], promise: list[Any], seed: int, /, input
                 given = leaf.clone()
                 if pending and isinstance(leaf, DTensor):  # a clone would be reduced
                     local = leaf.to_local().clone()
-                    whole = {"shape": leaf.shape, "stride": leaf.stride()}  # of uneven shards nothing tells it
+                    whole: Any = {"shape": leaf.shape, "stride": leaf.stride()}  # of uneven shards nothing tells it
                     given = DTensor.from_local(local, leaf.device_mesh, leaf.placements, run_check=False, **whole)
                 result = call(given, *options, **target)
                 made = result if isinstance(result, list | tuple) else [result]

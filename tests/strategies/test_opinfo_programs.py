@@ -337,6 +337,24 @@ def test_what_fails_without_the_program_is_no_finding_of_the_program() -> None:
     assert MUL.call in tried
 
 
+def test_a_call_that_raises_on_what_the_program_gave_it_is_found_alone() -> None:
+    made = program(MUL, "result used twice", 1)
+    consumers: Any = made.args[1]
+    (name, *_) = consumers[0]
+
+    def run(trial: Trial) -> Observation:
+        fails = trial.case.call == made.call or (trial.case.op == name and trial.combination[0] == (S0,))
+        error = Raised(Phase.FORWARD, "RuntimeError", "", "f (g.py)") if fails else None
+        placed = (("output", "S(0)"),) if trial.case.op == MUL.op and not fails else ()
+        reports = tuple(ProcessReport((rank,), Phase.FORWARD, raised=error, placements=placed) for rank in range(2))
+        return Observation(trial, Fate.COMPLETED, reports)
+
+    trial = Trial(made, MESH, tuple((S0,) for _ in tensors(made)))
+    failure = Failure(trial, run(trial), Verdict(VerdictKind.CRASH, "", Phase.FORWARD, "output"))
+    alone, _ = Minimiser(run, None, 0, float("inf")).minimise(failure, lambda _: False)
+    assert (alone.trial.case.op, alone.trial.combination[0]) == (name, (S0,))
+
+
 def test_a_program_is_a_group_of_its_own() -> None:
     made = [program(MUL, kind) for kind in ("one tensor twice", "pending argument", "after an exception")]
     keys = {group_key(failing(case, tuple((S0,) for _ in tensors(case)))) for case in (*made, MUL)}

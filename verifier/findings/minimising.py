@@ -30,8 +30,9 @@ from verifier.oracle.comparison import compare, is_comparable
 from verifier.oracle.reference import Reference, make_reference
 from verifier.oracle.verdicts import judge
 from verifier.placements.alphabet import Alphabet
-from verifier.programs import joined, simpler_calls, targets
+from verifier.programs import SimplerCall, joined, simpler_calls, targets
 from verifier.records.schema import CONFIRMED, UNCONFIRMED, ConfirmationRecord
+from verifier.torch_internals.placements import Combination, Placements
 
 __all__ = [
     "Minimiser",
@@ -122,7 +123,7 @@ class Minimiser:
         This is for calls that do not fail alone: DTensor caches its decision on a call, and may use it for a later call
         that is not the same. The result is None if no such pair fails in the same way.
         """
-        seconds, tried = plain_trials(failure.trial, placements_of_results(failure)), 0
+        seconds, tried = plain_trials(failure.trial, placements_of_results(failure.observation)), 0
         for first in (plain.case for other in others for plain in plain_trials(other, {})):
             for second in seconds:
                 if not same_metadata(first, second.case) or (program := joined(first, second.case)) is None:
@@ -137,11 +138,37 @@ class Minimiser:
         return None
 
     def _without_program(self, failure: Failure) -> Failure | None:
-        """Return the failure of one call that the program makes; None if no call fails so alone."""
-        for simpler in simpler_calls(failure.trial, placements_of_results(failure)):
-            if (found := self.attempt(call_by_itself(simpler, failure), failure)) is not None:
-                return found
-        return None
+        """Return the failure of one call that the program makes; None if no call fails so alone.
+
+        If the program raised, nothing is known of the results that it made before. The calls that make them are then
+        run alone, for the placements that the calls after them are given.
+        """
+        placed = placements_of_results(failure.observation)
+        tried: set[tuple[int, Combination]] = set()
+        while True:
+            calls = simpler_calls(failure.trial, placed)
+            for number, simpler in enumerate(calls):
+                if (number, simpler.combination) in tried:
+                    continue
+                tried.add((number, simpler.combination))
+                if (found := self.attempt(call_by_itself(simpler, failure), failure)) is not None:
+                    return found
+            made = self._placed_by([call for call in calls if not placed.keys() >= {*call.outputs}], failure)
+            if made.keys() <= placed.keys():
+                return None
+            placed = made | placed
+
+    def _placed_by(self, calls: Iterable[SimplerCall], failure: Failure) -> dict[int, Placements]:
+        """Return the placements of the results of ``calls``, by the number that each has in their program."""
+        placed: dict[int, Placements] = {}
+        for call in calls:
+            if self.restarts <= 0 or self.clock() > self.until:
+                break
+            observation = self.run(replace(call_by_itself(call, failure), cotangents=()))
+            self.restarts -= observation.fate in (Fate.HANG, Fate.SLOW, Fate.DIED)
+            made = placements_of_results(observation)
+            placed |= {call.outputs[number]: found for number, found in made.items() if number < len(call.outputs)}
+        return placed
 
     def _fewer_cotangents(self, failure: Failure) -> Failure:
         if len(failure.trial.cotangents) < 2:

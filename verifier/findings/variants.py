@@ -10,6 +10,7 @@ import torch
 
 from verifier.core.arguments import tensor_arguments
 from verifier.core.case import MeshSpec, OpCase, Trial
+from verifier.core.observation import Observation
 from verifier.findings.failures import Failure, first_report
 from verifier.findings.grouping import case_flags
 from verifier.oracle.reference import make_reference
@@ -33,9 +34,9 @@ __all__ = [
 ]
 
 
-def placements_of_results(failure: Failure) -> dict[int, Placements]:
-    """Return the known placements of the program's results by number, without those that no tensor can be given."""
-    report = first_report(failure.observation)
+def placements_of_results(observation: Observation) -> dict[int, Placements]:
+    """Return the known placements of a call's results by number, without those that no tensor can be given."""
+    report = first_report(observation)
     placed: dict[int, Placements] = {}
     for subject, text in report.placements if report is not None else ():
         if subject == "output" or re.fullmatch(r"output \d+", subject):
