@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from strategies.chains.entry_points import named
 from verifier.planning.boundary import declares
 
-__all__ = ["asked_for_explicitly", "called_by_keyword", "laid_out_otherwise", "mapped", "registered"]
+__all__ = ["asked_for_explicitly", "called_by_keyword", "distributed", "laid_out_otherwise", "mapped", "registered"]
 
 
 def laid_out_otherwise(style: str, said: Any, wanted: Any, own: Any, local: bool, /, x: torch.Tensor) -> list[Any]:
@@ -100,6 +100,73 @@ def called_by_keyword(style: str, options: dict[str, Any], /, x: torch.Tensor) -
     everywhere = [Replicate()] * x.device_mesh.ndim
     wholes = [one.full_tensor() if isinstance(one, DTensor) else one for one in results]
     return [DTensor.from_local(one.detach().contiguous(), x.device_mesh, everywhere, run_check=False) for one in wholes]
+
+
+def distributed(model: str, sharded: bool, /, x: torch.Tensor) -> list[torch.Tensor]:
+    """Return two results of a module that ``distribute_module`` distributes, and what SGD has made of it.
+
+    That is the value and the gradient of each parameter, in each place that it has, and the buffer.
+
+    Parameters
+    ----------
+    model
+        ``tied`` with a weight in two places, ``frozen`` or ``plain``.
+    sharded
+        Whether the user's function shards the rows of the first bias, and hands over shards of the inputs.
+    """
+
+    class Scaled(torch.nn.Module):
+        def __init__(self, columns: int) -> None:
+            super().__init__()
+            self.register_buffer("scale", torch.full((columns,), 0.5), persistent=False)
+
+        def forward(self, value: Any) -> Any:
+            return value * self.scale
+
+    given: Any = x.detach()
+    columns = given.shape[1]
+    layers: list[Any] = [torch.nn.Linear(columns, columns), Scaled(columns), torch.nn.Linear(columns, columns)]
+    with torch.no_grad():
+        for number, parameter in enumerate([*layers[0].parameters(), *layers[2].parameters()]):
+            values = (torch.arange(parameter.numel()) * 7 + number).remainder(5).sub(2)
+            parameter.copy_(values.view(parameter.shape) / 4)
+    if model == "tied":
+        layers[2].weight = layers[0].weight
+    network: Any = torch.nn.Sequential(*layers).to(given.dtype)
+    if model == "frozen":
+        layers[2].requires_grad_(False)
+    if isinstance(x, DTensor):
+        from torch.distributed.tensor import distribute_module, distribute_tensor
+
+        mesh = named(x.device_mesh)["abc"[x.device_mesh.ndim - 1]]
+        given = given.full_tensor()
+
+        def partition(name: str, module: Any, mesh: Any) -> None:
+            if name == "0":
+                bias = distribute_tensor(module.bias.data, mesh, [Shard(0)])
+                module.register_parameter("bias", torch.nn.Parameter(bias))
+
+        def inputs(_: Any, values: Any, mesh: Any) -> Any:
+            return (distribute_tensor(values[0], mesh, [Shard(0) if sharded else Replicate()]),)
+
+        network = distribute_module(
+            network, mesh, partition if sharded else None, inputs, lambda _, found, mesh: found.full_tensor()
+        )
+    optimizer = torch.optim.SGD([one for one in network.parameters() if one.requires_grad], lr=0.25)
+    results = []
+    for _ in range(2):
+        optimizer.zero_grad()
+        results.append(network(given))
+        results[-1].mean().backward()
+        optimizer.step()
+    held = [one for _, one in network.named_parameters(remove_duplicate=False)]
+    gradients = [torch.zeros_like(one) if one.grad is None else one.grad for one in held]
+    found = [*results, *held, *gradients, network[1].scale]
+    if not isinstance(x, DTensor):
+        return [one.detach() for one in found]
+    everywhere = [Replicate()] * x.device_mesh.ndim
+    wholes = [(one.full_tensor() if isinstance(one, DTensor) else one).detach().contiguous() for one in found]
+    return [DTensor.from_local(one, x.device_mesh, everywhere, run_check=False) for one in wholes]
 
 
 def mapped(kind: str, placements: list[Any], /, x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
@@ -223,5 +290,5 @@ def asked_for_explicitly(path: str, given: list[Any], /, x: torch.Tensor) -> lis
     return [found]
 
 
-for _program in (asked_for_explicitly, called_by_keyword, laid_out_otherwise, mapped, registered):
+for _program in (asked_for_explicitly, called_by_keyword, distributed, laid_out_otherwise, mapped, registered):
     declares(f"{__name__}.{_program.__name__}")

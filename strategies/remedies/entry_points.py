@@ -177,9 +177,10 @@ REMEDIES = (
     ),
     Remedy(
         "ties-that-come-apart",
-        "give modules that share a parameter the same DTensor (parallelize_module in parallel/api.py)",
+        "give modules that share a parameter the same DTensor (parallelize_module in parallel/api.py, and "
+        "distribute_module in _api.py)",
         ties_kept,
-        ("composite.parallel_style",),
+        ("composite.parallel_style", "composite.distributed_module"),
         VALUES,
     ),
     Remedy(

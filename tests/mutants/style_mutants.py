@@ -27,6 +27,18 @@ def inputs_by_keyword_forgotten() -> None:
     styles.PrepareModuleInput._prepare_input_kwarg_fn = prepared
 
 
+def buffers_of_modules_doubled() -> None:
+    """A module that is distributed has twice its buffers."""
+    before = torch.distributed.tensor.distribute_module
+
+    def distributed(module: Any, *given: Any, **options: Any) -> Any:
+        for buffer in before(module, *given, **options).buffers():
+            buffer.mul_(2)
+        return module
+
+    torch.distributed.tensor.distribute_module = distributed
+
+
 def products_mapped_twice() -> None:
     """A function of local tensors has twice its result."""
     before = experimental.local_map

@@ -36,6 +36,7 @@ MUTANTS: dict[Callable[[], None], tuple[Program, tuple[object, ...], int]] = {
         ("PrepareModuleInput", Shard(0), Replicate(), Shard(0), True),
         1,
     ),
+    style_mutants.buffers_of_modules_doubled: (styles.distributed, ("plain", True), 1),
     style_mutants.products_mapped_twice: (styles.mapped, ("list", [Shard(0)]), 2),
     style_mutants.sums_registered_as_averages: (styles.registered, ("int", 0, 1), 1),
     style_mutants.exponentials_forgotten: (styles.asked_for_explicitly, ("torch.exp", []), 1),
@@ -92,6 +93,8 @@ def test_a_wrong_style_is_seen(mutant: Callable[[], None], pools_of_mutants: Poo
             ("ColwiseParallel", {"output_layouts": Replicate()}),
             VerdictKind.CRASH,
         ),
+        (("ties-that-come-apart",), styles.distributed, ("tied", True), VerdictKind.WRONG_VALUE),
+        (("ties-that-come-apart",), styles.distributed, ("tied", False), VerdictKind.WRONG_VALUE),
         (("styles-of-nested-modules",), entry_points.styled, ("parametrized", LAYERS, [4, 4]), VerdictKind.CRASH),
         (("styles-of-nested-modules",), entry_points.styled, ("adapted", LAYERS, [4, 4]), VerdictKind.CRASH),
         (

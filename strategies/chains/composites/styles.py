@@ -33,6 +33,13 @@ def _called_by_keyword(b: Building) -> None:
 
 
 @composite
+def _distributed_module(b: Building) -> None:
+    """Modules that ``distribute_module`` distributes, of which two may share a weight, and that SGD trains."""
+    b.tensors[b.floats(*b.size())].requires_grad_(False)
+    b.program(f"{_PROGRAMS}distributed", b.pick(("tied", "frozen", "plain")), b.chance(0.5))
+
+
+@composite
 def _outputs_in_lists(b: Building) -> None:
     """Results in a list and in a named tuple, placed by ``PrepareModuleOutput``."""
     b.tensors[b.floats(*b.size())].requires_grad_(False)

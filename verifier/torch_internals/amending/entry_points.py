@@ -291,15 +291,16 @@ def styles_of_nested_modules() -> Iterator[None]:
         yield
 
 
-def ties_kept() -> contextlib.AbstractContextManager[None]:
-    """Let parameters that several modules share be shared after ``parallelize_module``, too."""
+@contextlib.contextmanager
+def ties_kept() -> Iterator[None]:
+    """Let parameters that several modules share be shared after ``parallelize_module`` and ``distribute_module``."""
 
-    def wrap(parallelize: Any) -> Any:
+    def wrap(distribute: Any) -> Any:
         def tied(module: Any, *given: Any, **options: Any) -> Any:
             groups: dict[int, list[str]] = {}
             for name, parameter in module.named_parameters(remove_duplicate=False):
                 groups.setdefault(id(parameter), []).append(name)
-            made = parallelize(module, *given, **options)
+            made = distribute(module, *given, **options)
             for first, *others in groups.values():
                 for other in others:
                     holder, _, name = other.rpartition(".")
@@ -308,7 +309,11 @@ def ties_kept() -> contextlib.AbstractContextManager[None]:
 
         return tied
 
-    return exchanged(parallel, "parallelize_module", wrap)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(exchanged(parallel, "parallelize_module", wrap))
+        for holder in (api, torch.distributed.tensor):
+            stack.enter_context(exchanged(holder, "distribute_module", wrap))
+        yield
 
 
 def tuples_of_one_kept() -> contextlib.AbstractContextManager[None]:
