@@ -58,6 +58,30 @@ def filled_with_strides(mesh: DeviceMesh) -> list[bool]:
     return [*found, tensor.placements == (strided_shard(0, 2),)]
 
 
+def filled_through_views(mesh: DeviceMesh) -> list[bool]:
+    """Return whether views are filled that share memory with their base, and no others.
+
+    To select a sharded dim DTensor redistributes the base, so that the base would not see what is written to the view.
+    """
+    rows, columns = (distribute_tensor(TABLE.clone(), mesh, [Shard(dim)], src_data_rank=None) for dim in (0, 1))
+    columns[0] = 3.0
+    columns[1].masked_fill_(columns[1] > 0, 4.0)
+    expected = TABLE.clone()
+    expected[0] = 3.0
+    expected[1].masked_fill_(expected[1] > 0, 4.0)
+    refused = []
+    for write in (lambda: rows[0].fill_(3.0), lambda: rows[0].masked_fill_(rows[0] < 9, 3.0)):
+        try:
+            write()
+        except NotImplementedError:
+            refused.append(True)
+    try:
+        rows[0] = 3.0
+    except NotImplementedError:
+        refused.append(True)
+    return [torch.equal(columns.full_tensor(), expected), torch.equal(rows.full_tensor(), TABLE), *refused]
+
+
 def without_values(mesh: DeviceMesh) -> list[list[int]]:
     """Return the shapes of a lookup, its gradient and bags, for tensors with only shapes."""
     placements = [Shard(0)]

@@ -81,6 +81,11 @@ def test_strided_shards_may_be_written_to(our_pools: PoolSet) -> None:
     assert called(our_pools, "filled_with_strides") == ([True] * 4,) * 3
 
 
+def test_views_of_copies_are_not_filled(our_pools: PoolSet) -> None:
+    """Torch refuses ``table[0] = 3.0`` for want of a strategy, so that our rules must not lose it."""
+    assert called(our_pools, "filled_through_views") == ([True] * 5,) * 3
+
+
 def test_what_is_known_of_shapes_alone(our_pools: PoolSet) -> None:
     assert called(our_pools, "without_values") == ([[7, 3], [5, 3], [4, 3], [4, 3], [4, 3]],) * 3
 

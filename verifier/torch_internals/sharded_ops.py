@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 from torch.distributed import _local_tensor as local_tensor_module
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed._local_tensor import LocalTensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
@@ -75,6 +76,25 @@ class RankView:
         )
 
 
+def _is_of_a_copy(tensor: object) -> bool:
+    """Return whether DTensor redistributed the base of a view, so that the base would not see what is written to it.
+
+    Tensors that stand in for others while a call is traced have storages of their own, which tell nothing.
+    """
+    if not isinstance(tensor, DTensor) or not isinstance(base := tensor._base, DTensor):
+        return False
+    of_view, of_base = map(_storages, (tensor._local_tensor, base._local_tensor))
+    return of_view != of_base and None not in (*of_view, *of_base)
+
+
+def _storages(local: torch.Tensor) -> list[int | None]:
+    if isinstance(local, LocalTensor):
+        return [storage for each in local._local_tensors.values() for storage in _storages(each)]
+    if isinstance(local, AsyncCollectiveTensor):
+        local = local.elem
+    return [local.untyped_storage()._cdata if type(local) in (torch.Tensor, torch.nn.Parameter) else None]
+
+
 @dataclass(frozen=True)
 class ShardedOp:
     """An op that DTensor runs by our own rules and kernel.
@@ -115,6 +135,8 @@ class ShardedOp:
     def __call__(self, op: OpOverload, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         """Run the op on DTensors: DTensor's dispatcher calls this."""
         extra: dict[str, object] = {}
+        if self.in_place and _is_of_a_copy(args[0]):
+            raise NotImplementedError(f"{op} is not supported on a view of a redistributed tensor")
         if self.before is not None and len(args) > self.flag and args[self.flag]:
             args, extra = self.before(args)
         key, local = _call_key(op, args, kwargs)
