@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from torch.distributed.tensor.placement_types import Placement
 
-from strategies.remedies.placing import VALUES, partials
+from strategies.remedies.placing import VALUES, is_partial, partials
 from verifier.execution.remedies import Remedy
 from verifier.torch_internals.amending.moving import (
     complex_products_not_scattered,
@@ -19,7 +19,7 @@ from verifier.torch_internals.amending.moving import (
     products_before_sums,
     uneven_gathers_apart,
 )
-from verifier.torch_internals.amending.propagation import Decision, Placed, tensors, vetoed
+from verifier.torch_internals.amending.propagation import Decision, Placed, replicated_first, tensors, vetoed
 from verifier.torch_internals.amending.watching import keywords_replicated
 from verifier.torch_internals.placements import masked_extent
 
@@ -82,6 +82,15 @@ def _products_not_divided() -> Iterator[None]:
     """Let torch's rules not ask for parts of a pending product, and divide none before it is reduced."""
     with vetoed(("aten.*",), _divides_products), products_before_sums():
         yield
+
+
+_SHARING = ("aten._foreach_mul.Tensor",)  # _foreach_div asks for replicas, and the others take the number out
+
+
+def _lists_share_what_waits(decision: Decision) -> bool:
+    """Return whether several tensors of a list are taken together with one tensor that waits for a reduction."""
+    given, shared = decision.given[:2]
+    return len(given) > 1 and isinstance(shared, Placed) and is_partial(shared)
 
 
 REMEDIES = (
@@ -162,5 +171,13 @@ REMEDIES = (
         keywords_replicated,
         ("aten.linalg_pinv.atol_rtol_tensor*", "aten._fused_adam*"),
         beside_rules=True,
+    ),
+    Remedy(
+        "tensors-shared-by-lists",
+        "replicate a tensor that all tensors of a list share unless the rules of all of them ask for the same "
+        "placements of it (ShardingPropagator.propagate_op_sharding_non_cached in _sharding_prop.py asks the first)",
+        lambda: replicated_first(_SHARING, _lists_share_what_waits),
+        _SHARING,
+        VALUES,
     ),
 )

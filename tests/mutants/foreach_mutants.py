@@ -10,7 +10,7 @@ from rule_strategies import SUM, Rule, per_mesh_dim, pointwise
 from torch.distributed.tensor import DTensor
 
 Tensors = list[torch.Tensor]
-MULTIPLY = torch.ops.aten._foreach_mul.List
+MULTIPLY, SCALE = torch.ops.aten._foreach_mul.List, torch.ops.aten._foreach_mul.Tensor
 
 
 def parts_multiplied() -> None:
@@ -38,3 +38,11 @@ def leaves_the_last_out(tensors: Tensors, others: Tensors) -> None:
     """The last DTensor of the list is not written to."""
     count = len(tensors) - isinstance(tensors[0], DTensor)
     torch.ops.aten._foreach_add_.List(tensors[:count], others[:count])
+
+
+def part_of_the_factor(tensors: Tensors, factor: torch.Tensor) -> Tensors:
+    """The last DTensor is multiplied by the rank's part of a factor that all share."""
+    made, last = SCALE(tensors, factor), tensors[-1]
+    if isinstance(factor, DTensor) and isinstance(last, DTensor):
+        made[-1] = DTensor.from_local(last.to_local() * factor.to_local(), factor.device_mesh, last.placements)
+    return made

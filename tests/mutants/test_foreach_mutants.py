@@ -13,9 +13,13 @@ import torch
 from strategies.opinfo.family import FAMILY
 from verifier.calls.result import MutatedInput, VerificationError, WrongValue
 from verifier.calls.verifier import Verifier
-from verifier.core.case import MeshSpec, OpCase
+from verifier.core.case import MeshSpec, OpCase, Trial
 from verifier.core.verdict import VerdictKind
 from verifier.meshes.pool import Pool, PoolSet
+from verifier.meshes.remedied import run_remedied
+from verifier.oracle.reference import make_reference
+from verifier.oracle.verdicts import judge
+from verifier.placements.parsing import parse_placement
 
 MESH = MeshSpec((2,), "simulated")
 
@@ -34,9 +38,16 @@ def listed(op: str) -> OpCase:
 
 
 PRODUCTS, SUMS = listed("_foreach_mul.List"), listed("_foreach_add_.List")
+SHARED = OpCase(
+    "aten._foreach_mul.Tensor",
+    "torch.ops.aten._foreach_mul.Tensor",
+    ([tensor(4, 3, first=1), tensor(2, 1, first=2)], torch.tensor(5.0, dtype=torch.float64)),
+    family=FAMILY.name,
+)
 CALLS: dict[Callable[..., Any], tuple[OpCase, list[str], type[VerificationError], str]] = {
     mutants.first_factor_for_all: (PRODUCTS, ["S(0)"] * 6, WrongValue, r"output 2 \[0, 0\]"),
     mutants.in_another_order: (PRODUCTS, ["R"] * 6, WrongValue, r"output 0 \[0, 0\]"),
+    mutants.part_of_the_factor: (SHARED, ["P(sum)", "P(sum)", "P(sum)"], WrongValue, r"output 1 \[0, 0\]"),
     mutants.leaves_the_last_out: (SUMS, ["S(0)"] * 6, MutatedInput, r"tensors\[2\]"),
 }
 
@@ -58,6 +69,20 @@ def test_a_tensor_of_a_list_that_is_wrong_is_named(mutant: Callable[..., Any], v
     assert verify(case, mesh=MESH, placements=placements, record=False).counts == {VerdictKind.PASS: 1}
     with pytest.raises(error, match=subject):
         verify(replace(case, call=call_of(mutant)), mesh=MESH, placements=placements, record=False)
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("placements", [("P(sum)", "R"), ("R", "P(sum)"), ("P(sum)", "S(0)")])
+def test_a_tensor_that_a_list_shares_is_right_for_all_under_the_remedy(placements: tuple[str, str]) -> None:
+    """Torch redistributes the shared tensor as the rule of the first tensor asks."""
+    trial = Trial(SHARED, MESH, tuple((parse_placement(text),) for text in (*placements, "P(sum)")))
+    pools = PoolSet(Pool)
+    try:
+        torchs, mended = (run_remedied(pools, trial, names) for names in ((), ("tensors-shared-by-lists",)))
+    finally:
+        pools.close()
+    assert judge(torchs, make_reference(SHARED)).kind is VerdictKind.WRONG_VALUE
+    assert judge(mended, make_reference(SHARED)).kind is VerdictKind.PASS
 
 
 def test_every_mutant_is_tried() -> None:

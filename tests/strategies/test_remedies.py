@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from contextlib import ExitStack
 from inspect import Parameter, signature
 from pathlib import Path
@@ -9,8 +10,10 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from rule_mutants import MUTANTS, RuleMutant, check, short
 from torch._decomp import decomposition_table, meta_table
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 from torch_versions import needs_torch, torch_is
@@ -23,6 +26,7 @@ from verifier.torch_internals.claims import ClaimReader, Propagation
 from verifier.torch_internals.ops import registered_overloads
 from verifier.torch_internals.placements import Placements
 from verifier.torch_internals.registries import keys_of_rules, registries_of_rules, replaced_strategy
+from verifier.torch_internals.simulation import start_simulated_world
 
 BASELINE = Path(__file__).resolve().parents[2] / "reports" / "baseline.toml"
 REMEDIES = installed_remedies()
@@ -277,3 +281,21 @@ def test_cat_replicates_parts_beside_shards_on_both_mesh_dims_and_not_on_one() -
         found = [decided(aten.cat.default, (tensors, 0), torch.ones(8, 3), *pair) for pair in pairs]
     last = replica if torch_is("<2.14") else Shard(1)  # a later one may choose a shard of another dim, as cheap
     assert [one and one.inputs for one in found] == [((replica, last),) * 2, ((parts, replica),) * 2]
+
+
+def test_a_dtensor_that_begins_behind_its_storage_is_copied_without_the_other_ranks() -> None:
+    """Only some ranks have such a local tensor, so that a clone by DTensor's dispatch would wait for the others."""
+    start_simulated_world(4)
+    try:
+        mesh = init_device_mesh("cpu", (2, 2))
+        placements = (Partial(), Shard(0))
+        local = torch.arange(12.0).view(4, 3)[2:]
+        given = DTensor.from_local(local, mesh, placements, run_check=False).requires_grad_()
+        with remedied(["copies-of-views"]):
+            copies = [copy.copy(given), copy.deepcopy(given)]
+        for one in copies:
+            assert one.requires_grad
+            assert one.placements == placements
+            assert torch.equal(one._local_tensor, local)
+    finally:
+        dist.destroy_process_group()

@@ -23,6 +23,7 @@ from torch.distributed.tensor.placement_types import Placement
 
 from verifier.torch_internals.amending.propagation import is_torchs
 from verifier.torch_internals.amending.registrations import exchanged
+from verifier.torch_internals.dtensors import new_dtensor
 from verifier.torch_internals.ops import written_tensors
 
 __all__ = [
@@ -375,11 +376,16 @@ def copies_of_views() -> Iterator[None]:
 
     def copied(self: DTensor, memo: dict[int, Any]) -> Any:
         if id(self) not in memo and self.storage_offset():
-            memo[id(self)] = self.detach().clone().requires_grad_(self.requires_grad)
+            memo[id(self)] = whole(self)
         return memo[id(self)] if id(self) in memo else before(self, memo)
 
     def reduced(self: DTensor, protocol: Any) -> Any:
-        return reduce(self.detach().clone() if self.storage_offset() else self, protocol)
+        return reduce(whole(self) if self.storage_offset() else self, protocol)
+
+    def whole(tensor: DTensor) -> DTensor:
+        """Return a clone, made without dispatch: local tensors begin behind their storage on some ranks only."""
+        local = tensor._local_tensor.detach().clone()
+        return new_dtensor(DTensor, local, tensor._spec, requires_grad=tensor.requires_grad)
 
     with (
         mock.patch.object(DTensor, "__deepcopy__", copied, create=True),
