@@ -157,6 +157,32 @@ def test_modules_of_packages_are_found_by_their_names(project: Path, layout: str
     assert changed.is_changed([(str(folder / "scale.py"), "rule")])
 
 
+@pytest.mark.parametrize(
+    ("file", "old", "new", "loads"),
+    [
+        ("kept/table.json", "[1]", "[2]", 'open(os.path.join(os.path.dirname(__file__), "kept/table.json"))'),
+        ("kernel.cpp", "return 1;", "return 2;", 'load(sources=["kernel.cpp"])'),
+        ("late.py", "ONE = 1", "ONE = 2", 'importlib.import_module("late").ONE'),
+        ("lib/found_by_path.py", "ONE = 1", "ONE = 2", "found_by_path.ONE"),
+        ("ignored.py", "ONE = 1", "ONE = 2", "ignored.ONE"),
+    ],
+)  # fmt: skip
+def test_what_code_names_or_finds_elsewhere_counts(project: Path, file: str, old: str, new: str, loads: str) -> None:
+    Path(file).parent.mkdir(exist_ok=True)
+    Path(file).write_text(old)
+    Path(".gitignore").write_text("ignored.py\n")
+    edit("rules.py", "x * size", f"x * {loads}")
+    edit("rules.py", "import torch", "import torch, importlib, os, found_by_path, ignored")
+    git("add", ".")
+    git("commit", "-q", "-m", "named")
+    if file != "ignored.py":
+        edit("rules.py", "found_by_path, ignored", "found_by_path")
+        git("commit", "-q", "-a", "-m", "nothing ignored")
+        assert (changed_names(), Changed("HEAD", ["rules.py"]).files) == ([], ())
+    edit(file, old, new)
+    assert (changed_names(), Changed("HEAD", ["rules.py"]).files) == (["second"], (file,))
+
+
 @pytest.mark.parametrize(("ref", "said"), [("mian", "did you mean 'main'"), ("--all", "no such revision"), ("", "''")])
 def test_a_revision_that_does_not_exist_is_a_usage_error(project: Path, ref: str, said: str) -> None:
     with pytest.raises(ValueError, match=said):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from collections import Counter
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -377,3 +378,30 @@ def test_what_the_users_rules_use_counts_as_well(tmp_path: Path, monkeypatch: py
     assert changes_since(before) == []
     (tmp_path / "my_kernels_of_rules.py").write_text("def kernel(): return 1\n")
     assert [change.text for change in changes_since(before)] == ["my_kernels_of_rules.py has changed"]
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "rules"),
+    [
+        ("settings_of_mine.py", "MODE = 1\n", "MODE = 2\n", "from settings_of_mine import MODE\n"),
+        ("settings_of_mine.py", "MODE = 1\n", "MODE = 2\n", "def rule():\n    from settings_of_mine import MODE\n"),
+        ("settings_of_mine.py", "MODE = 1\n", "MODE = 2\n", "import importlib\ndef rule():\n"
+         "    importlib.import_module('settings_of_mine')\n"),
+        ("table_of_mine.json", "[1]", "[2]", "from pathlib import Path\n"
+         "TABLE = Path(__file__).with_name('table_of_mine.json').read_text()\n"),
+    ],
+)  # fmt: skip
+def test_constants_and_tables_of_rules_count_as_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, old: str, new: str, rules: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    Path(file).write_text(old)
+    Path("rules_with_constants.py").write_text(rules)
+    for name in ("rules_with_constants", "settings_of_mine"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    module = importlib.import_module("rules_with_constants")
+    before = header("1", imports=["rules_with_constants"], digests=revision(["rules_with_constants"], [module]))
+    assert changes_since(before) == []
+    Path(file).write_text(new)
+    assert [change.text for change in changes_since(before)] == [f"{file} has changed"]

@@ -46,13 +46,17 @@ class Changed:
         self._differing = {self.root / name for name in differing.split("\0") if name}
         new = _git("-C", str(self.root), "ls-files", "--others", "--exclude-standard", "-z", why="git ls-files")
         self._new = {self.root / name for name in new.split("\0") if name}
+        known = _git("-C", str(self.root), "ls-files", "-z", why="git ls-files")
+        self._tracked = {self.root / name for name in known.split("\0") if name}
         folders = (Path.cwd().resolve(), self.root, self.root / "src")
         for name in self.imports:
             if not any(self._is_under_git(file) for file in self._files_of(name)):
                 raise ValueError(
                     f"--import {name}: has no file in {self.root}, so it cannot be compared with --changed-since {ref}"
                 )
-        self._now, self._then = Definitions(self._text_now, folders), Definitions(self._text_then, folders)
+        others = tuple(sorted({file.parent for file in self._differing | self._new if file.suffix == ".py"}))
+        self._now = Definitions(self._text_now, folders, others)
+        self._then = Definitions(self._text_then, folders, others)
 
     @cached_property
     def files(self) -> tuple[str, ...]:
@@ -85,8 +89,10 @@ class Changed:
 
     def _differs(self, file: Path, name: str, alone: bool = False) -> bool:
         if alone:
-            if file not in self._differing and file not in self._new:
+            if file in self._tracked and file not in self._differing:
                 return False
+            if file.suffix != ".py":
+                return self._text_now(file) != self._text_then(file)
             return Definitions(self._text_now, ()).of(file, name) != Definitions(self._text_then, ()).of(file, name)
         return self._now.of(file, name) != self._then.of(file, name)
 
@@ -109,6 +115,8 @@ class Changed:
         return file.read_text(encoding="utf-8", errors="replace")
 
     def _text_then(self, file: Path) -> str | None:
+        if (path := file.resolve()) not in self._tracked and path not in self._differing:
+            return None  # git ignores it, so what it was is not known
         content = self._bytes_then(file)
         return None if content is None else content.decode(errors="replace")
 

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator
 from functools import cached_property
 from pathlib import Path
 
+from verifier.runs.named_files import called_module, texts_of_files
+
 __all__ = ["EVERYTHING", "Definitions", "module_files"]
 
 EVERYTHING = ""
@@ -38,8 +40,8 @@ class _Module:
                 self.effects.append(statement)
 
     @cached_property
-    def imports(self) -> list[ast.Import | ast.ImportFrom]:
-        return [node for node in ast.walk(self.tree) if isinstance(node, ast.Import | ast.ImportFrom)]
+    def imports(self) -> list[ast.AST]:
+        return [node for node in ast.walk(self.tree) if isinstance(node, ast.Import | ast.ImportFrom | ast.Call)]
 
 
 class Definitions:
@@ -49,14 +51,16 @@ class Definitions:
     ----------
     folders
         Where modules are looked for by their names.
+    others
+        Where those are looked for that are in none of ``folders``, because code may add folders to ``sys.path``.
     """
 
-    def __init__(self, read: Reader, folders: tuple[Path, ...]) -> None:
-        self._read, self._folders = read, folders
+    def __init__(self, read: Reader, folders: tuple[Path, ...], others: tuple[Path, ...] = ()) -> None:
+        self._read, self._folders, self._others = read, folders, others
         self._modules: dict[Path, _Module | None] = {}
 
     def files(self, file: Path) -> list[Path]:
-        """Return ``file`` and all files of the user's that it imports, directly or not."""
+        """Return ``file`` and all files of the user's that it imports or names, directly or not."""
         found: dict[Path, None] = {}
         waiting = [file]
         while waiting:
@@ -65,6 +69,7 @@ class Definitions:
                 continue
             found[one] = None
             waiting += [target for node in module.imports for target, _ in self._imported(one, node)]
+            found |= dict.fromkeys(path for path, _ in self._named(one, module.tree))
         return [*found]
 
     def of(self, file: Path, name: str) -> frozenset[str]:
@@ -85,6 +90,7 @@ class Definitions:
             statements += module.effects
             for statement in statements:
                 found.add(f"{one[0].name}: {ast.dump(statement)}")
+                found |= {f"{path.name}: {text}" for path, text in self._named(one[0], statement)}
                 waiting += self._read_by(one[0], module, statement)
         return frozenset(found)
 
@@ -93,10 +99,25 @@ class Definitions:
         for node in ast.walk(statement):
             if isinstance(node, ast.Name) and (node.id in module.of_name or "*" in module.of_name):
                 yield file, node.id if node.id in module.of_name else "*"
-            elif isinstance(node, ast.Import | ast.ImportFrom):
+            else:
                 yield from self._imported(file, node)
 
-    def _imported(self, file: Path, node: ast.Import | ast.ImportFrom) -> Iterator[tuple[Path, str]]:
+    def _named(self, file: Path, node: ast.AST) -> Iterator[tuple[Path, str]]:
+        """Yield the files that code names, beside its own or in one of the folders, and their texts."""
+        for name in texts_of_files(node):
+            for folder in (file.parent, *self._folders):
+                if (text := self._read(folder / name)) is not None:
+                    yield folder / name, text
+                    break
+
+    def _imported(self, file: Path, node: ast.AST) -> Iterator[tuple[Path, str]]:
+        """Yield what a statement or a call imports; nothing for any other node."""
+        if name := called_module(node):
+            package = file.parents[max(len(name) - len(name.lstrip(".")) - 1, 0)]
+            folders = (package,) if name.startswith(".") else self._beside(file)
+            yield from ((path, EVERYTHING) for path in self._find(name.lstrip("."), folders))
+        if not isinstance(node, ast.Import | ast.ImportFrom):
+            return
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield from ((path, EVERYTHING) for path in self._find(alias.name, self._beside(file)))
@@ -111,7 +132,7 @@ class Definitions:
                 yield path, alias.name if path == own[-1] and alias.name != "*" else EVERYTHING
 
     def _beside(self, file: Path) -> tuple[Path, ...]:
-        return (*self._folders, file.parent)
+        return (*self._folders, file.parent, *self._others)
 
     def _find(self, name: str, folders: tuple[Path, ...]) -> list[Path]:
         """Return the files that importing ``name`` runs: those of the packages around the module, then its own."""

@@ -6,12 +6,13 @@ imports nothing, because the import names of a stored run are data.
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import importlib.util
 import os
 import sys
 import sysconfig
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.metadata import entry_points, version
@@ -21,6 +22,7 @@ from typing import NamedTuple
 
 from verifier.core.wording import shown_path
 from verifier.records.schema import RunHeader
+from verifier.runs.named_files import modules_named, texts_of_files
 
 __all__ = ["BASELINE", "TORCH_RULES", "VERIFIER", "Change", "changes_since", "digest_at", "import_digests", "revision"]
 
@@ -34,6 +36,8 @@ BASELINE = "baseline"
 """Name of the digest of the known findings. They affect what a run does, but not whether its evidence counts."""
 
 _IN_TORCH = ("distributed/tensor/**/*.py", "distributed/*.py", "_decomp/*.py")
+_LARGEST = 4 * 2**20
+"""Bytes of the largest file that counts because the user's code names it."""
 _GROUPS = ("dtensor_verifier.families", "dtensor_verifier.remedies", "dtensor_verifier.samples")
 
 
@@ -178,7 +182,9 @@ def _spec(name: str) -> ModuleSpec | None:
 def _used_by(modules: Iterable[ModuleType]) -> dict[str, str]:
     """Return digests of the user's own files and packages that ``modules`` use, by their paths.
 
-    A module uses the modules among its global names, and the modules that define its global functions and classes.
+    A module uses what its source imports, wherever in it, and the files that it names. It uses the modules among its
+    global names, and those that define its global functions and classes, too. Source alone shows where constants come
+    from.
     """
     waiting, seen = list(modules), set[str]()
     paths: dict[str, None] = {}
@@ -192,7 +198,34 @@ def _used_by(modules: Iterable[ModuleType]) -> dict[str, str]:
             used = value if isinstance(value, ModuleType) else sys.modules.get(_module_of(value))
             if used is not None:
                 waiting.append(used)
+        file = Path(module.__file__ or "")
+        for tree in _parsed(file):
+            for name in modules_named(tree, module.__package__ or ""):
+                if (loaded := sys.modules.get(name)) is not None:
+                    waiting.append(loaded)
+                elif unloaded := _own_unloaded(name):
+                    paths[unloaded] = None
+            paths |= dict.fromkeys(_named_files(file, tree))
     return {path: _digest(_sources(path)) for path in sorted(paths)}
+
+
+def _parsed(file: Path) -> Iterator[ast.Module]:
+    """Yield the syntax tree of a source file; nothing if there is none."""
+    if file.suffix == ".py" and file.is_file():
+        try:
+            yield ast.parse(file.read_bytes())
+        except (SyntaxError, ValueError):
+            return
+
+
+def _named_files(file: Path, tree: ast.Module) -> Iterator[str]:
+    """Yield the files that the source ``file`` names, beside it or in this folder."""
+    for text in texts_of_files(tree):
+        for folder in (file.parent, Path.cwd()):
+            named = folder / text
+            if named.is_file() and named.stat().st_size <= _LARGEST and not _is_of_others(named):
+                yield shown_path(named)
+                break
 
 
 def _module_of(value: object) -> str:
@@ -204,11 +237,27 @@ def _own_path(module: ModuleType) -> str | None:
     """Return the file of a user's own module, or the folder of its outermost package; None for other modules."""
     top = sys.modules.get(module.__name__.partition(".")[0], module)
     folders = list(getattr(top, "__path__", ()))
-    file = folders[0] if folders else getattr(top, "__file__", None)
-    if file is None or any(Path(file).is_relative_to(folder) for folder in _others()):
+    return _own(folders, getattr(top, "__file__", None))
+
+
+def _own_unloaded(name: str) -> str | None:
+    """Return the same for a module that is not loaded, because the code that imports it has not run."""
+    spec = _spec(name.partition(".")[0])
+    if spec is None:
+        return None
+    return _own([*(spec.submodule_search_locations or ())], spec.origin if spec.has_location else None)
+
+
+def _own(folders: Sequence[str], file: str | None) -> str | None:
+    file = folders[0] if folders else file
+    if file is None or _is_of_others(Path(file)):
         return None
     text = shown_path(file)
     return text + os.sep if folders else text
+
+
+def _is_of_others(file: Path) -> bool:
+    return any(file.is_relative_to(folder) for folder in _others())
 
 
 @cache
