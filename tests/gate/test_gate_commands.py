@@ -79,6 +79,9 @@ def test_a_strategy_of_ones_own_is_judged_by_what_it_is_now(project: Path, gate:
     status, said = gate(OP, "--mesh", "2", "--import", "my_rules.py")
     assert status == 0, said
     assert gate()[0] == 0
+    for spelling in ("./my_rules.py", str(rules), "reports/../my_rules.py"):
+        status, also = gate(OP, "--mesh", "2", "--import", spelling, "--import", "my_rules.py")
+        assert (status, also) == (0, said)
 
     rules.write_text(f"{RIGHT}\n# now with a comment\n")
     assert gate()[0] == 2, "it may be wrong now"

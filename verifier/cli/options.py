@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -12,7 +13,7 @@ import typer
 
 from verifier.core.case import DEFAULT_MESHES, MeshSpec
 from verifier.core.logs import LogLevel
-from verifier.core.wording import unknown_name
+from verifier.core.wording import shown_path, unknown_name
 from verifier.records.files import DEFAULT_REPORTS
 
 __all__ = [
@@ -189,11 +190,19 @@ def checked_meshes(texts: list[str] | None) -> list[str] | None:
 
 
 def _named_imports(names: list[str] | None) -> list[str] | None:
-    """Refuse an option that was taken for the name of an import."""
+    """Refuse an option that was taken for the name of an import; name each file as records and baselines do."""
     for name in names or ():
         if not name or name.startswith("-"):
             raise ValueError(f"--import {name or repr(name)}: name a module or a file")
-    return names
+    return names and [*dict.fromkeys(map(_one_spelling, names))]
+
+
+def _one_spelling(name: str) -> str:
+    """Return one path for all spellings of a file's path, from this folder on if the file is in there."""
+    if not name.endswith(".py") and not Path(name).is_file():
+        return name
+    path = os.path.normpath(name)
+    return shown_path(path) if os.path.isabs(path) else path
 
 
 Meshes = Annotated[

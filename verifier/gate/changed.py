@@ -42,7 +42,7 @@ class Changed:
             raise ValueError(
                 one_line(f"--changed-since {ref!r}: no such revision{did_you_mean(ref, [*names, 'HEAD'])}")
             )
-        differing = _git("-C", str(self.root), "diff", "--name-only", "-z", ref, "--", why="git diff")
+        differing = _git("-C", str(self.root), "diff", "--name-only", "--no-renames", "-z", ref, "--", why="git diff")
         self._differing = {self.root / name for name in differing.split("\0") if name}
         new = _git("-C", str(self.root), "ls-files", "--others", "--exclude-standard", "-z", why="git ls-files")
         self._new = {self.root / name for name in new.split("\0") if name}
