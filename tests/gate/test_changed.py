@@ -183,6 +183,44 @@ def test_what_code_names_or_finds_elsewhere_counts(project: Path, file: str, old
     assert (changed_names(), Changed("HEAD", ["rules.py"]).files) == (["second"], (file,))
 
 
+OP = """
+import torch
+
+from helpers import registering
+
+
+@torch.library.custom_op("changed::op", mutates_args=())
+def op(x: torch.Tensor) -> torch.Tensor:
+    return x + 1
+
+
+@op.register_fake
+def fake(x):
+    return x + 2
+
+
+@registering(torch.ops.changed.op.default)
+def first(x):
+    return x + 3
+
+
+@registering(torch.ops.aten.exp.default)
+def second(x):
+    return x + 4
+"""
+
+
+@pytest.mark.parametrize(("old", "names"), [("2", ["first", "second"]), ("3", ["first"]), ("4", ["second"])])
+def test_what_is_registered_beside_the_rules_concerns_all(project: Path, old: str, names: list[str]) -> None:
+    Path("rules.py").write_text(OP)
+    git("commit", "-q", "-a", "-m", "an op")
+    edit("rules.py", f"x + {old}", f"x - {old}")
+    changed = Changed("HEAD", ["rules.py"])
+    file = str(Path("rules.py").resolve())
+    changed.know_rules([(file, "op"), (file, "first"), (file, "second")])
+    assert [name for name in ("first", "second") if changed.is_changed([(file, name)])] == names
+
+
 @pytest.mark.parametrize(("ref", "said"), [("mian", "did you mean 'main'"), ("--all", "no such revision"), ("", "''")])
 def test_a_revision_that_does_not_exist_is_a_usage_error(project: Path, ref: str, said: str) -> None:
     with pytest.raises(ValueError, match=said):

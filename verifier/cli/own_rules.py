@@ -92,6 +92,7 @@ def verify_own_rules(
         with ANSWERS.sharing():
             return _verify(imports, ops, meshes, store, known, path, rank_memory, cluster, dry_run, detail, jobs)
     definitions = definitions_of_rules()
+    changed.know_rules(start for starts in definitions.values() for start in starts)
     differing = tuple(op for op in ops if changed.is_changed(definitions.get(op, ())))
     others = tuple(op for op in ops if op not in differing)
     recorded = recorded_since(changed, store, known, others, meshes)

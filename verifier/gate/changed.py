@@ -71,6 +71,11 @@ class Changed:
         everything = (file for file in found if self._differs(file, EVERYTHING, alone=True))
         return tuple(str(file.relative_to(self.root)) for file in everything)
 
+    def know_rules(self, starts: Iterable[Start]) -> None:
+        """Take these definitions for rules, each of which concerns its own ops alone."""
+        rules = frozenset((Path(file).resolve(), name) for file, name in starts)
+        self._now.rules = self._then.rules = rules
+
     def is_changed(self, starts: Iterable[Start]) -> bool:
         """Return whether one of these definitions, or anything that it reads, differs."""
         return any(self._differs(Path(file).resolve(), name) for file, name in starts)

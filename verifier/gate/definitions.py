@@ -7,7 +7,7 @@ while a module loads may register anything, so every definition of the module de
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from functools import cached_property
 from pathlib import Path
 
@@ -17,6 +17,13 @@ __all__ = ["EVERYTHING", "Definitions", "module_files"]
 
 EVERYTHING = ""
 """Stands for all names of a module."""
+
+_REGISTERING_RULES = ("register_op_strategy", "register_prop_rule", "register_sharding", "register_single_dim_strategy")
+_ONLY_CHANGING = (
+    "cache", "contextmanager", "dataclass", "lru_cache", "no_grad", "overload", "singledispatch", "total_ordering",
+    "wraps",
+)  # fmt: skip
+"""Decorators of Python and torch that register nothing."""
 
 Reader = Callable[[Path], str | None]
 """Returns the text of a file; None if there is none."""
@@ -29,6 +36,8 @@ class _Module:
         self.tree = _without_docstrings(ast.parse(text))
         self.of_name: dict[str, list[ast.stmt]] = {}
         self.effects: list[ast.stmt] = []
+        self.decorated: dict[str, list[ast.stmt]] = {}
+        """Definitions, by their names, that a decorator may register, as a fake kernel or samples."""
         for statement in [one for given in self.tree.body for one in _one_import_each(given)]:
             names = set(_bound(statement))
             for name in names:
@@ -38,6 +47,14 @@ class _Module:
             calls = any(isinstance(node, ast.Call) for node in ast.walk(statement))
             if not definition and not imports and (calls or not names):
                 self.effects.append(statement)
+            elif _is_given_away(statement):
+                self.decorated.setdefault(next(iter(names)), []).append(statement)
+
+    def effects_beside(self, rules: Container[str]) -> Iterator[ast.stmt]:
+        """Yield the statements that may register anything, except the definitions that are ``rules``."""
+        yield from self.effects
+        for name, statements in self.decorated.items():
+            yield from (one for one in statements if (name not in rules or name == "_") and not _is_rule(one))
 
     @cached_property
     def imports(self) -> list[ast.AST]:
@@ -53,10 +70,16 @@ class Definitions:
         Where modules are looked for by their names.
     others
         Where those are looked for that are in none of ``folders``, because code may add folders to ``sys.path``.
+
+    Attributes
+    ----------
+    rules
+        Files and names of the definitions that are known to be rules of an op, and so concern no other op.
     """
 
     def __init__(self, read: Reader, folders: tuple[Path, ...], others: tuple[Path, ...] = ()) -> None:
         self._read, self._folders, self._others = read, folders, others
+        self.rules: frozenset[tuple[Path, str]] = frozenset()
         self._modules: dict[Path, _Module | None] = {}
 
     def files(self, file: Path) -> list[Path]:
@@ -87,7 +110,7 @@ class Definitions:
                 continue
             seen.add(one)
             statements = [*module.of_name.get(one[1], module.tree.body)]
-            statements += module.effects
+            statements += module.effects_beside({name for file, name in self.rules if file == one[0]})
             for statement in statements:
                 found.add(f"{one[0].name}: {ast.dump(statement)}")
                 found |= {f"{path.name}: {text}" for path, text in self._named(one[0], statement)}
@@ -178,6 +201,26 @@ def _bound(node: ast.AST) -> Iterator[str]:
         yield node.id
     for child in ast.iter_child_nodes(node):
         yield from _bound(child)
+
+
+def _decorators(statement: ast.stmt) -> list[ast.expr]:
+    definition = isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+    return statement.decorator_list if definition else []  # type: ignore[attr-defined]
+
+
+def _is_given_away(statement: ast.stmt) -> bool:
+    """Return whether a decorator may keep a definition for later, instead of only changing it."""
+    return any(name not in _ONLY_CHANGING for name in map(_last_name, _decorators(statement)))
+
+
+def _is_rule(statement: ast.stmt) -> bool:
+    return any(_last_name(one) in _REGISTERING_RULES for one in _decorators(statement))
+
+
+def _last_name(decorator: ast.expr) -> str:
+    """Return ``c`` for the decorators ``a.b.c`` and ``a.b.c(...)``; empty for others."""
+    function = decorator.func if isinstance(decorator, ast.Call) else decorator
+    return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
 
 
 def _one_import_each(statement: ast.stmt) -> list[ast.stmt]:
