@@ -221,6 +221,35 @@ def test_what_is_registered_beside_the_rules_concerns_all(project: Path, old: st
     assert [name for name in ("first", "second") if changed.is_changed([(file, name)])] == names
 
 
+@pytest.mark.parametrize(
+    ("file", "new"),
+    [
+        ("own.py", "from shared import install\ninstall(1)\ninstall(2)\n"),
+        ("own.py", "from shared import install\ninstall(1)\nimport unused_before\n"),
+        ("own.py", "from shared import install\ninstall(1)\nif True:\n    import unused_before\n"),
+        ("pyproject.toml", '[tool.dtensor-verifier]\nimport = ["own.py", "unused_before.py"]\n'),
+        ("dynamic.py", 'from importlib import import_module\nNAMES = ["unused_before"]\nfor name in NAMES:\n'
+         "    import_module(name)\n"),
+    ],
+)  # fmt: skip
+def test_a_rule_of_an_unchanged_file_changes_with_what_registers_it(project: Path, file: str, new: str) -> None:
+    Path("shared.py").write_text("def install(op):\n    register(op)\n")
+    Path("unused_before.py").write_text("@register\ndef rule(x):\n    return x\n")
+    Path("own.py").write_text("from shared import install\nimport dynamic\ninstall(1)\n")
+    Path("dynamic.py").write_text(new.replace('["unused_before"]', "[]") if file == "dynamic.py" else "")
+    Path("pyproject.toml").write_text('[tool.dtensor-verifier]\nimport = ["own.py"]\n')
+    git("add", ".")
+    git("commit", "-q", "-m", "own")
+    imports = ["own.py", *["unused_before.py"] * (file == "pyproject.toml")]
+    starts = [(str(Path("shared.py").resolve()), "install"), (str(Path("unused_before.py").resolve()), "rule")]
+    assert Changed("HEAD", ["own.py"]).files == ()
+    assert not Changed("HEAD", ["own.py"]).is_changed(starts[:1])
+    Path(file).write_text(new)
+    changed = Changed("HEAD", imports)
+    assert changed.files
+    assert changed.is_changed(starts[:1] if "install(2)" in new else starts[1:])
+
+
 @pytest.mark.parametrize(("ref", "said"), [("mian", "did you mean 'main'"), ("--all", "no such revision"), ("", "''")])
 def test_a_revision_that_does_not_exist_is_a_usage_error(project: Path, ref: str, said: str) -> None:
     with pytest.raises(ValueError, match=said):

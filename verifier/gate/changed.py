@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import tomllib
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -64,12 +65,36 @@ class Changed:
 
         They include files that are new, or not there any more.
         """
-        found: dict[Path, None] = {}
-        for name in self.imports:
-            for start in self._files_of(name):
-                found |= dict.fromkeys((*self._now.files(start), *self._then.files(start)))
-        everything = (file for file in found if self._differs(file, EVERYTHING, alone=True))
+        found = dict.fromkeys((*self._loaded_now, *self._loaded_then))
+        if any(self._now.is_dynamic(file) or self._then.is_dynamic(file) for file in found):
+            found |= dict.fromkeys(file for file in sorted(self._differing | self._new) if file.suffix == ".py")
+        new = {file for name in self._new_imports for file in self._files_of(name)}
+        everything = (file for file in found if file in new or self._differs(file, EVERYTHING, alone=True))
         return tuple(str(file.relative_to(self.root)) for file in everything)
+
+    @cached_property
+    def _loaded_now(self) -> dict[Path, None]:
+        return {
+            file: None for name in self.imports for start in self._files_of(name) for file in self._now.files(start)
+        }
+
+    @cached_property
+    def _loaded_then(self) -> dict[Path, None]:
+        names = [name for name in self.imports if name not in self._new_imports]
+        return {file: None for name in names for start in self._files_of(name) for file in self._then.files(start)}
+
+    @cached_property
+    def _new_imports(self) -> set[str]:
+        """The imports that the table of the verifier names now and did not name at the revision."""
+        file = Path("pyproject.toml").resolve()
+        now, then = (_imports_in(text) for text in (self._text_now(file), self._text_then(file)))
+        return now - then
+
+    @cached_property
+    def _loads_otherwise(self) -> bool:
+        """Whether what the files do while they load differs: calls may register any rules."""
+        now, then = ((one for one in loaded if one.suffix == ".py") for loaded in (self._loaded_now, self._loaded_then))
+        return self._now.loading(now) != self._then.loading(then)
 
     def know_rules(self, starts: Iterable[Start]) -> None:
         """Take these definitions for rules, each of which concerns its own ops alone."""
@@ -77,8 +102,15 @@ class Changed:
         self._now.rules = self._then.rules = rules
 
     def is_changed(self, starts: Iterable[Start]) -> bool:
-        """Return whether one of these definitions, or anything that it reads, differs."""
-        return any(self._differs(Path(file).resolve(), name) for file, name in starts)
+        """Return whether one of these definitions, anything that it reads, or what registers them differs.
+
+        What an import registers now differs, too, if the import did not load its file at the revision.
+        """
+        known = self._tracked | self._new
+        found = [(Path(file).resolve(), name) for file, name in starts]
+        return self._loads_otherwise or any(
+            (file in known and file not in self._loaded_then) or self._differs(file, name) for file, name in found
+        )
 
     def since(self, header: RunHeader) -> list[Change]:
         """Return what has changed since a run was made; a file of the user's as it was at the revision counts as it is.
@@ -160,6 +192,16 @@ def recorded_since(
     missing += (f"no run that counts has tried {', '.join(lacking)}",) if lacking else ()
     unchanged = f"no strategy of {imports_text(changed.imports)} differs from {changed.ref}, so none had to be verified"
     return replace(found, unanswered=(), left_out=(*found.left_out, *missing), unchanged=unchanged)
+
+
+def _imports_in(text: str | None) -> set[str]:
+    """Return the imports that a pyproject.toml names for the gate."""
+    try:
+        table = tomllib.loads(text or "")["tool"]["dtensor-verifier"]
+        named = [*table.get("import", ()), *table.get("gate", {}).get("import", ())]
+    except (tomllib.TOMLDecodeError, KeyError, TypeError, AttributeError):
+        return set()
+    return {name for name in named if isinstance(name, str)}
 
 
 def _git(*arguments: str, why: str = "") -> str:

@@ -7,7 +7,7 @@ while a module loads may register anything, so every definition of the module de
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from functools import cached_property
 from pathlib import Path
 
@@ -18,6 +18,12 @@ __all__ = ["EVERYTHING", "Definitions", "module_files"]
 EVERYTHING = ""
 """Stands for all names of a module."""
 
+_LOADED = "<loaded>"
+"""Stands for what a module does while it loads."""
+_LOADING = (
+    "__import__", "exec", "exec_module", "import_module", "iter_modules", "run_module", "run_path",
+    "spec_from_file_location", "walk_packages",
+)  # fmt: skip
 _REGISTERING_RULES = ("register_op_strategy", "register_prop_rule", "register_sharding", "register_single_dim_strategy")
 _ONLY_CHANGING = (
     "cache", "contextmanager", "dataclass", "lru_cache", "no_grad", "overload", "singledispatch", "total_ordering",
@@ -44,8 +50,8 @@ class _Module:
                 self.of_name.setdefault(name, []).append(statement)
             definition = isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
             imports = isinstance(statement, ast.Import | ast.ImportFrom)
-            calls = any(isinstance(node, ast.Call) for node in ast.walk(statement))
-            if not definition and not imports and (calls or not names):
+            loads = any(isinstance(node, ast.Call | ast.Import | ast.ImportFrom) for node in ast.walk(statement))
+            if not definition and not imports and (loads or not names):
                 self.effects.append(statement)
             elif _is_given_away(statement):
                 self.decorated.setdefault(next(iter(names)), []).append(statement)
@@ -55,6 +61,12 @@ class _Module:
         yield from self.effects
         for name, statements in self.decorated.items():
             yield from (one for one in statements if (name not in rules or name == "_") and not _is_rule(one))
+
+    @cached_property
+    def is_dynamic(self) -> bool:
+        """Whether the module loads code whose file or name its text does not tell."""
+        calls = (node for node in ast.walk(self.tree) if isinstance(node, ast.Call))
+        return any(_last_name(call) in _LOADING and not called_module(call) for call in calls)
 
     @cached_property
     def imports(self) -> list[ast.AST]:
@@ -95,21 +107,32 @@ class Definitions:
             found |= dict.fromkeys(path for path, _ in self._named(one, module.tree))
         return [*found]
 
+    def is_dynamic(self, file: Path) -> bool:
+        """Return whether a module loads code whose file or name its text does not tell."""
+        module = self._module(file)
+        return module is not None and module.is_dynamic
+
+    def loading(self, files: Iterable[Path]) -> frozenset[str]:
+        """Return everything that the statements depend on which may register anything while ``files`` load, as text."""
+        return self._closure([(file, _LOADED) for file in files])
+
     def of(self, file: Path, name: str) -> frozenset[str]:
         """Return everything that ``name`` in ``file`` depends on, as text; all of the file if it defines no such name.
 
         The text of a statement has no comments, docstrings and line numbers.
         """
+        return self._closure([(file, name)])
+
+    def _closure(self, waiting: list[tuple[Path, str]]) -> frozenset[str]:
         found: set[str] = set()
         seen: set[tuple[Path, str]] = set()
-        waiting = [(file, name)]
         while waiting:
             one = waiting.pop()
             module = self._module(one[0])
             if one in seen or module is None:
                 continue
             seen.add(one)
-            statements = [*module.of_name.get(one[1], module.tree.body)]
+            statements = [] if one[1] == _LOADED else [*module.of_name.get(one[1], module.tree.body)]
             statements += module.effects_beside({name for file, name in self.rules if file == one[0]})
             for statement in statements:
                 found.add(f"{one[0].name}: {ast.dump(statement)}")
