@@ -103,6 +103,20 @@ def test_a_wrong_rule_is_found_and_nothing_else_is_verified(project: Path) -> No
     assert verified == {"aten.exp.default"}
 
 
+def test_what_is_accepted_at_both_levels_passes_the_next_gate(project: Path) -> None:
+    """An update tries on ranks what level 1 accuses: the next gate does, and other dtypes fail in their own way."""
+    negative = """
+@register_single_dim_strategy(aten.flip.default)
+def flip(op, args, kwargs):
+    return [[Shard(d), Shard(d)] for d in range(len(args[0].shape)) if d not in args[1]]
+"""
+    assert gate(project, negative, *ONE_MESH, "--update")[0] == 1
+    known = project / "reports" / "baseline.toml"
+    known.write_text(known.read_text().replace("not explained yet", "a test"))
+    status, said = gate(project, negative, *ONE_MESH)
+    assert status == 0, said
+
+
 def test_true_rules_pass_and_an_op_without_samples_is_named(project: Path) -> None:
     status, said = gate(project, RIGHT + CUSTOM)
     assert status == 0, said

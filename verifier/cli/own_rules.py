@@ -59,11 +59,12 @@ def verify_own_rules(
     dry_run: bool = False,
     detail: Detail = Detail.SCREEN,
     jobs: int | None = None,
+    update: bool = False,
 ) -> Evidence:
     """Verify every op for which ``imports`` register a rule; return the two runs that were made as evidence.
 
     An op with a new finding at level 1 is not tried at level 2, which would show the same wrong rule again; of many ops
-    none is then.
+    none is then. For ``update`` all are tried: when a finding of level 1 is accepted, they would be tried next.
     A finding is left out if torch alone shows it, too, and no rule of the imports can have caused it.
 
     Parameters
@@ -75,6 +76,8 @@ def verify_own_rules(
         count are the evidence, if there are any.
     jobs
         How many trials of level 2 run at a time; None for the default.
+    update
+        Whether what is found is to be accepted.
 
     Raises
     ------
@@ -90,7 +93,9 @@ def verify_own_rules(
         )
     if changed is None:
         with ANSWERS.sharing():
-            return _verify(imports, ops, meshes, store, known, path, rank_memory, cluster, dry_run, detail, jobs)
+            return _verify(
+                imports, ops, meshes, store, known, path, rank_memory, cluster, dry_run, detail, jobs, update
+            )
     definitions = definitions_of_rules()
     changed.know_rules(start for starts in definitions.values() for start in starts)
     differing = tuple(op for op in ops if changed.is_changed(definitions.get(op, ())))
@@ -120,6 +125,7 @@ def _verify(
     dry_run: bool,
     detail: Detail,
     jobs: int | None,
+    update: bool = False,
 ) -> Evidence:
     wrong_samples = errors_of_samples(ops)
     if len(wrong_samples) == len(ops):
@@ -140,7 +146,7 @@ def _verify(
     of_torch: tuple[str, ...] = ()
     if rules is not None:
         rules, of_torch = without_those_of_torch(rules, store)
-    accused = _accused(rules)
+    accused = () if update else _accused(rules)
     interrupted = rules is not None and not rules.complete
     left = tuple(ops) if interrupted else kept_off_ranks(ops, accused)
     campaign = _without(campaign, left)

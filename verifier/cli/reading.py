@@ -130,8 +130,9 @@ def gate(
         with Loading(hash_seeds=1, workers=True):
             from verifier.cli.own_rules import verify_own_rules
         evidence = verify_own_rules(
-            imports, mesh or (), store, known, baseline, rank_memory, cluster, changed, dry_run, detail, jobs
-        )
+            imports, mesh or (), store, known, baseline, rank_memory, cluster, changed, dry_run, detail, jobs,
+            update,
+        )  # fmt: skip
     elif not fresh:
         evidence = collect(store, Question(asked, tuple(mesh or ()), tuple(imports) if imports else None), known)
     if evidence is None or (evidence.nothing_recorded and changed is None):
