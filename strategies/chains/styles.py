@@ -13,7 +13,14 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from strategies.chains.entry_points import named
 from verifier.planning.boundary import declares
 
-__all__ = ["asked_for_explicitly", "called_by_keyword", "distributed", "laid_out_otherwise", "mapped", "registered"]
+__all__ = [
+    "asked_for_explicitly",
+    "called_by_keyword",
+    "distributed_module",
+    "laid_out_otherwise",
+    "mapped",
+    "registered",
+]
 
 
 def laid_out_otherwise(style: str, said: Any, wanted: Any, own: Any, local: bool, /, x: torch.Tensor) -> list[Any]:
@@ -102,7 +109,7 @@ def called_by_keyword(style: str, options: dict[str, Any], /, x: torch.Tensor) -
     return [DTensor.from_local(one.detach().contiguous(), x.device_mesh, everywhere, run_check=False) for one in wholes]
 
 
-def distributed(model: str, sharded: bool, /, x: torch.Tensor) -> list[torch.Tensor]:
+def distributed_module(model: str, sharded: bool, /, x: torch.Tensor) -> list[torch.Tensor]:
     """Return two results of a module that ``distribute_module`` distributes, and what SGD has made of it.
 
     That is the value and the gradient of each parameter, in each place that it has, and the buffer.
@@ -290,5 +297,5 @@ def asked_for_explicitly(path: str, given: list[Any], /, x: torch.Tensor) -> lis
     return [found]
 
 
-for _program in (asked_for_explicitly, called_by_keyword, distributed, laid_out_otherwise, mapped, registered):
+for _program in (asked_for_explicitly, called_by_keyword, distributed_module, laid_out_otherwise, mapped, registered):
     declares(f"{__name__}.{_program.__name__}")

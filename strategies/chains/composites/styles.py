@@ -36,7 +36,7 @@ def _called_by_keyword(b: Building) -> None:
 def _distributed_module(b: Building) -> None:
     """Modules that ``distribute_module`` distributes, of which two may share a weight, and that SGD trains."""
     b.tensors[b.floats(*b.size())].requires_grad_(False)
-    b.program(f"{_PROGRAMS}distributed", b.pick(("tied", "frozen", "plain")), b.chance(0.5))
+    b.program(f"{_PROGRAMS}distributed_module", b.pick(("tied", "frozen", "plain")), b.chance(0.5))
 
 
 @composite
