@@ -194,14 +194,26 @@ def one_column_has_one_diagonal(op: Any, args: Any, kwargs: Any) -> list[list[An
     return [[Shard(0), Shard(0)]] if len(args) == 1 and len(args[0].shape) == 2 and args[0].shape[1] == 1 else []
 
 
-def first_dim_alone_adds_up(op: Any, args: Any, kwargs: Any) -> list[list[Any]]:
-    """Claim that the gradient of a weight is pending where the first dim is cut, and whole where another is."""
+def two_dims_alone_add_up(op: Any, args: Any, kwargs: Any) -> list[list[Any]]:
+    """Claim that the gradient of a weight is pending where one of the first two dims is cut, and whole elsewhere."""
     weights = [Replicate() for tensor in args[5:7] if tensor is not None]
     claims = []
     for dim in range(len(args[1].shape) - len(args[2])):
-        grad = SUM if dim == 0 else Replicate()
+        grad = SUM if dim < 2 else Replicate()
         claims.append([Shard(dim), *(grad if wanted else None for wanted in args[7][1:]), *[Shard(dim)] * 4, *weights])
     return claims
+
+
+def any_dim_above_three(op: Any, args: Any, kwargs: Any) -> list[list[Any]]:
+    """Claim shards of all dims from the fifth on, also of those that are flipped."""
+    ndim = len(args[0].shape)
+    return [[Shard(dim)] * 2 for dim in range(ndim) if dim > 3 or dim not in {one % ndim for one in args[1]}]
+
+
+def any_dim_in_the_middle(op: Any, args: Any, kwargs: Any) -> list[list[Any]]:
+    """Claim shards of the second dim of four, also where the softmax goes along it."""
+    ndim = len(args[0].shape)
+    return [[Shard(dim)] * 3 for dim in range(ndim) if (ndim == 4 and dim == 1) or dim != args[2] % ndim]
 
 
 def sources_as_wide(op: Any, args: Any, kwargs: Any) -> list[list[Any]]:
@@ -299,6 +311,8 @@ def vectors_by_their_rows(op: Any, args: Any, kwargs: Any) -> list[list[Any]]:
         ("aten.tanh.default", sum_passes_if(lambda meta: meta.stride[-2:-1] > meta.shape[-1:]), "gaps in memory"),
         ("aten.bitwise_or.Tensor", bits_of_the_largest, "all integers as torch.uint8"),
         ("aten.flip.default", any_dim_of_threefold_rows, "extent"),
+        ("aten.flip.default", any_dim_above_three, "dims is 4"),
+        ("aten._softmax_backward_data.default", any_dim_in_the_middle, "4 dims, dim is 1"),
         ("aten.diag_embed.default", dims_of_the_operand, "-2"),
         ("aten._linalg_solve_ex.default", vectors_by_their_rows, "extent"),
         ("aten.native_batch_norm.default", rows_without_statistics, "without running_mean, running_var"),
@@ -312,7 +326,7 @@ def vectors_by_their_rows(op: Any, args: Any, kwargs: Any) -> list[list[Any]]:
         ("aten.sqrt.default", sum_passes_if(lambda meta: meta.dtype == torch.int8), " as torch.int8"),
         ("aten.exp.default", sum_passes_if(lambda meta: meta.stride[1:2] == (1,) and len(meta.shape) == 4), "4 dims, "),
         ("aten.sigmoid.default", sum_passes_if(lambda meta: meta.shape.numel() > 1 << 14), "1024 times as large"),
-        ("aten.native_layer_norm_backward.default", first_dim_alone_adds_up, "4 dims"),
+        ("aten.native_layer_norm_backward.default", two_dims_alone_add_up, "4 dims"),
         ("aten.diagonal.default", one_column_has_one_diagonal, "extent 0 is 1"),
         ("aten.tanh.default", sum_passes_if(lambda meta: meta.shape[:1] == (11,)), "is 11"),
         ("aten.mm.default", largest_of_outer_products, "dim 1 of tensor 0 and dim 0 of tensor 1 are 1"),
@@ -354,6 +368,21 @@ def test_a_class_of_input_shows_what_usual_calls_do_not(op: str, rules: Rules, k
     usual, rare = checked(op, rules, lambda sample: kind in sample.origin)
     assert not any(report.wrong for report in usual), "usual calls show it as well"
     assert any(report.wrong for report in rare)
+
+
+@pytest.mark.parametrize("op", ["aten.native_layer_norm.default", "aten._fused_rms_norm.default"])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_norms_are_called_with_and_without_weights_where_dims_are_left_to_be_sharded(op: str, weighted: bool) -> None:
+    def all_but_the_last(_: Any, args: Any, kwargs: Any) -> list[list[Any]]:
+        """Claim shards of any dim but the last, of all that are normalised."""
+        value, shape, *scales = args[:4] if "layer" in op else args[:3]
+        given = [Replicate() for scale in scales if scale is not None]
+        if bool(given) != weighted or len(value.shape) < 3 or len(shape) == len(value.shape):
+            return []
+        return [[*[Shard(dim)] * (4 if "layer" in op else 3), *given] for dim in range(len(value.shape) - 1)]
+
+    usual, _ = checked(op, all_but_the_last, lambda sample: False, every=True)
+    assert any(report.wrong for report in usual)
 
 
 def test_a_pending_sum_of_bools_is_a_caveat_of_a_rule_of_ones_own_that_is_true_for_numbers() -> None:
@@ -405,9 +434,12 @@ def test_a_number_in_place_of_an_infinity_shows_that_a_maximum_does_not_pass() -
 
 
 def checked(
-    op: str, rules: Rules, wanted: Callable[[Sample], bool], most: int = 4
+    op: str, rules: Rules, wanted: Callable[[Sample], bool], most: int = 4, *, every: bool = False
 ) -> tuple[list[SampleReport], list[SampleReport]]:
-    """Return the reports of usual calls, and those of the rare calls that are ``wanted``, under ``rules`` alone."""
+    """Return the reports of usual calls, and those of the rare calls that are ``wanted``, under ``rules`` alone.
+
+    With ``every``, all usual calls are checked, and not four of them alone.
+    """
     namespace, packet, name = op.split(".")
     overload = getattr(getattr(getattr(torch.ops, namespace), packet), name)
     options = CheckOptions((MeshSpec((2,)),), sizes=1, claims_only=True, samples_called_again=0)
@@ -418,5 +450,7 @@ def checked(
         samples = list(SOURCE.samples(target, SampleOptions(max_samples=most)))  # some depend on the rules
         usual = [sample for sample in samples if not is_rare(sample) and "dim=-" not in sample.origin]
         rare = [sample for sample in samples if is_rare(sample) and wanted(sample)]
-        usual_reports, rare_reports = ([check_sample(one, options) for one in some] for some in (usual[:4], rare[:9]))
+        usual_reports, rare_reports = (
+            [check_sample(one, options) for one in some] for some in (usual[: None if every else 4], rare[:9])
+        )
     return usual_reports, rare_reports

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 from itertools import chain
 
-from strategies.opinfo.handmade import attention, convolutions, embeddings, matrices, others, training
+from strategies.opinfo.handmade import attention, convolutions, embeddings, matrices, norms, others, training
 from strategies.opinfo.handmade.sample import HandmadeSample, Way
 from verifier.rules.samples import Sample, SampleOptions
 
@@ -34,7 +34,8 @@ NO_CALLS = {
 @cache
 def _ways() -> dict[str, tuple[Way, ...]]:
     found: dict[str, list[Way]] = {}
-    for way in (*attention.WAYS, *matrices.WAYS, *others.WAYS, *training.WAYS, *convolutions.WAYS, *embeddings.WAYS):
+    modules = (attention, matrices, norms, others, training, convolutions, embeddings)
+    for way in chain.from_iterable(module.WAYS for module in modules):
         found.setdefault(way.op, []).append(way)
     return {op: tuple(ways) for op, ways in found.items()}
 
@@ -52,15 +53,11 @@ def handmade_samples(op: str, options: SampleOptions) -> Iterator[Sample]:
     if op in NO_CALLS:
         yield HandmadeSample(Way(op, "no call", lambda draw: ()), options, NO_CALLS[op])
     ways = _ways().get(op, ())
-    for way in [way for way in ways if not way.row]:
-        yield HandmadeSample(way, options)
-    for way in ways:
-        if way.row and options.rare:
-            yield HandmadeSample(way, options)
+    made = sorted((HandmadeSample(way, options) for way in ways), key=lambda sample: sample.rare)
+    yield from (sample for sample in made if options.rare or not sample.rare)
 
 
 def handmade_of_row(row: str, options: SampleOptions) -> Iterator[Sample]:
     """Yield the handmade samples that belong to an OpInfo, in the same order at each call."""
-    for way in chain.from_iterable(_ways().values()):
-        if way.row == row and options.rare:
-            yield HandmadeSample(way, options)
+    made = (HandmadeSample(way, options) for way in chain.from_iterable(_ways().values()) if way.row == row)
+    yield from (sample for sample in made if options.rare or not sample.rare)

@@ -70,6 +70,8 @@ class Way:
     row
         The OpInfo of the function that users call, under whose name the call is made as well; empty for none. Such
         calls are a class of input that OpInfo has seldom: they come beside its samples.
+    usual
+        Whether a call of a row is one of training, so that rules may be derived from it, and missing for it.
     tags
         Of the cases, under which coverage counts them.
     """
@@ -82,6 +84,7 @@ class Way:
     claims_only: str = ""
     path: str = ""
     row: str = ""
+    usual: bool = False
     tags: frozenset[str] = frozenset()
 
 
@@ -99,7 +102,7 @@ class HandmadeSample:
 
     @property
     def rare(self) -> bool:
-        return bool(self.way.row)
+        return bool(self.way.row) and not self.way.usual
 
     @property
     def op(self) -> str:

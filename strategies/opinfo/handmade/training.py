@@ -1,4 +1,4 @@
-"""Calls of ops that run in a training step and that no OpInfo dispatches to: RMSNorm's gradient, lists of tensors."""
+"""Calls of ops that run in a training step and that no OpInfo dispatches to: lists of tensors."""
 
 from __future__ import annotations
 
@@ -11,29 +11,6 @@ from strategies.opinfo.handmade.sample import Draw, Way
 __all__ = ["WAYS"]
 
 _SHAPES = ((5, 7), (2, 1), (6, 4), (3, 8), (9, 2))
-
-
-# --------------------------------------------------------------------------------------------------------------- norms
-_MASKS = (
-    ("with weight", [True, True], True),
-    ("without weight", [True, False], False),
-    ("only the weight's gradient", [False, True], True),
-    ("only the input's gradient", [True, False], True),
-)
-
-
-def _rms_norm(mask: list[bool], with_weight: bool, last: int) -> Callable[[Draw], tuple[object, ...]]:
-    """Return a function that makes the arguments; the last dims, ``last`` of them, are normalised."""
-
-    def make(draw: Draw) -> tuple[object, ...]:
-        rows, columns = _SHAPES[draw.size]
-        grad, value = draw.values(rows, 3, columns), draw.values(rows, 3, columns)
-        dims = list(range(-last, 0))
-        rstd = (value.square().mean(dims, keepdim=True) + 0.5).rsqrt()
-        shape = list(value.shape[-last:])
-        return grad, value, shape, rstd, draw.values(*shape) if with_weight else None, mask
-
-    return make
 
 
 # --------------------------------------------------------------------------------------------------------------- lists
@@ -101,11 +78,6 @@ def _optimisers() -> Iterator[Way]:
 
 
 WAYS = (
-    *(
-        Way("aten._fused_rms_norm_backward.default", f"{label}, {last} dims", _rms_norm(mask, weight, last))
-        for label, mask, weight in _MASKS
-        for last in (1, 2)
-    ),
     Way("aten._foreach_pow.ScalarAndTensor", "base 2", lambda draw: (2, _matrices(draw))),
     *_optimisers(),
 )

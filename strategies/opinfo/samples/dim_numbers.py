@@ -10,7 +10,7 @@ import torch
 from strategies.opinfo.calls.call import Call, attempt, parameters
 from strategies.opinfo.samples.argument_spellings import DIMS, Variation, with_value
 
-__all__ = ["batch_dims", "batch_dims_of_gradients", "dim_numbers"]
+__all__ = ["batch_dims", "batch_dims_of_gradients", "dim_numbers", "dims_among_many"]
 
 _WANTED = (2, 1, 4, 3)
 """The numbers of dims, the one that users have most first."""
@@ -36,6 +36,31 @@ def dim_numbers(call: Call) -> Iterator[Variation]:
             for wanted in (tensor.ndim + 1, tensor.ndim - 1):
                 if wanted > 0:
                     yield Variation(f"{wanted} dims of tensor {number}", partial(_with_dims, number, wanted))
+
+
+_AMONG_MANY = ((5, 4), (5, 3), (4, 2), (5, 1), (4, 1))
+"""Numbers of tensor dims, and a dim that an argument names among them."""
+
+
+def dims_among_many(call: Call) -> Iterator[Variation]:
+    """Yield the calls whose tensors have 4 or 5 dims and that name a dim in the middle, or the last one by its number.
+
+    A rule may treat the first dims one by one, and the rest as one.
+    """
+    if not call.tensors or torch.Tag.pointwise in call.op.tags or any(one.out for one in parameters(call.op)):
+        return
+    named = {one.name: call.values.get(one.name, one.default) for one in parameters(call.op) if one.name in DIMS}
+    for ndim, dim in _AMONG_MANY:
+        for name, given in named.items():
+            listed = isinstance(given, list | tuple)
+            if type(given) is int or (listed and given):
+                change = partial(_named_among, ndim, name, [dim] if listed else dim)
+                yield Variation(f"{ndim} dims, {name} is {dim}", change)
+
+
+def _named_among(ndim: int, name: str, dim: object, call: Call) -> Call | None:
+    made = _with_dims(None, ndim, call)
+    return None if made is None else with_value(made, name, dim)
 
 
 def batch_dims(call: Call, at_least: int) -> Iterator[Variation]:

@@ -22,7 +22,7 @@ from strategies.opinfo.samples.asking.arguments import argument_branches, equal_
 from strategies.opinfo.samples.asking.extents import broadcast_extents, extent_branches, lengths_of_rule
 from strategies.opinfo.samples.asking.tensors import branches
 from strategies.opinfo.samples.conversions import as_complex, converted
-from strategies.opinfo.samples.dim_numbers import batch_dims, batch_dims_of_gradients, dim_numbers
+from strategies.opinfo.samples.dim_numbers import batch_dims, batch_dims_of_gradients, dim_numbers, dims_among_many
 from strategies.opinfo.samples.index_classes import bounds, index_lists, left_out
 from strategies.opinfo.samples.size_classes import (
     broadcasts,
@@ -427,6 +427,7 @@ INPUT_CLASSES = (
     InputClass("several dims", several_dims, 2),
     InputClass("flags", flags, 5),
     InputClass("numbers of dims", numbers_of_dims, 4),
+    InputClass("dims among many", dims_among_many, 5, samples=1, elements=True),
     InputClass("lengths of lists", list_lengths, 2, samples=3),
     InputClass("lengths of lists in code", lengths_in_code, 4, samples=3),
     InputClass("steps", steps, 2),

@@ -328,6 +328,10 @@ def _tests_of_dim(calls: Sequence[CallEvidence], pivot: int) -> Iterator[Test]:
     for number in (0, 1, 2):
         yield Test(f"d == {number}", lambda s, n=number: s.d == n, False)  # type: ignore[misc]
         yield Test(f"d > {number}", lambda s, n=number: s.d > n, False)  # type: ignore[misc]
+    for name in _lists_of_last_dims(calls):  # a norm over the last dims is given their extents
+        last = f"{ndim} - len({name})"
+        yield Test(f"d < {last}", lambda s, name=name: s.d < s.ndim - len(s.call.values[name]), False)  # type: ignore[misc]
+        yield Test(f"d >= {last}", lambda s, name=name: s.d >= s.ndim - len(s.call.values[name]), False)  # type: ignore[misc]
     for slot in calls[0].slots:
         if slot != calls[0].slots[pivot]:
             yield Test(f"d >= {ndim} - {slot}_ndim", lambda s, slot=slot: s.d >= s.ndim - s.ndim_of(slot), False)  # type: ignore[misc]
@@ -340,6 +344,16 @@ def _tests_of_dim(calls: Sequence[CallEvidence], pivot: int) -> Iterator[Test]:
             yield Test(same, lambda s, slot=slot: s.has_extent_of(slot), False)  # type: ignore[misc]
     name = calls[0].slots[pivot]
     yield Test(f"{name}.shape[d] != 1", lambda s, slot=name: s.shape_of(slot)[s.d] != 1, False)  # type: ignore[misc]
+
+
+def _lists_of_last_dims(calls: Sequence[CallEvidence]) -> Iterator[str]:
+    """Yield the names of arguments that have the extents of the last dims of the first tensor, in each call."""
+    for name in calls[0].values:
+        values = [call.values[name] for call in calls]
+        if name not in _dim_names(calls) and all(_are_ints(value) and value for value in values):
+            both = zip(values, (call.shapes[0] for call in calls), strict=True)
+            if all(tuple(value) == shape[len(shape) - len(value) :] for value, shape in both):  # type: ignore[arg-type]
+                yield name
 
 
 def _tests_of_call(calls: Sequence[CallEvidence]) -> Iterator[Test]:

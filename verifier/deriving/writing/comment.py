@@ -21,9 +21,9 @@ def comment(subject: Subject, made: Derivation, given: Provenance, left_out: Seq
     ndims = sorted({call.ndims for call in holding})
     lines = [
         f"Sharding rules of {callable_of(str(subject.op)) or subject.op}, derived by `{given.command}`.",
-        f"Each held in every draw of {plural(len(holding), 'call')}, in at least {draws} draws and {sizes} sizes, "
-        f"uneven ones too, on meshes {given.meshes}. {plural(len(calls) - len(holding), 'call')} of rare classes "
-        "contradict none.",
+        f"Each held in every draw of {plural(len(holding), 'call')}, in at least {draws} draws and "
+        f"{plural(sizes, 'size')}, uneven ones too, on meshes {given.meshes}. "
+        f"{plural(len(calls) - len(holding), 'call')} of rare classes contradict none.",
         f"Dims of the tensors: {', '.join(map(str, ndims[:6]))}{' ...' if len(ndims) > 6 else ''}; {given.dtype}, "
         f"seed {given.seed}; torch {given.torch}, dtensor-verifier {given.verifier}.",
         f"They explain {made.explained} of {made.explained + len(made.unexplained)} placements that hold.",

@@ -72,10 +72,11 @@ def edited(registry: dict[Any, Any], key: object, value: object) -> Iterator[Non
 def exchanged(holder: Any, name: str, wrap: Callable[[Any], Any]) -> Iterator[None]:
     """Put ``wrap(function)`` in the place of a function of torch's, unless someone else has replaced it.
 
-    What takes its place names the module of the function too, so that several can be put over each other.
+    What takes its place names the module of the function too, so that several can be put over each other. A version of
+    torch that has no such function any more is left as it is.
     """
-    before = getattr(holder, name)
-    if not str(before.__module__).startswith("torch."):
+    before = getattr(holder, name, None)
+    if before is None or not str(before.__module__).startswith("torch."):
         yield
         return
     after = wrap(before)

@@ -59,12 +59,12 @@ def deferred_gradients_kept_apart() -> contextlib.AbstractContextManager[None]:
     """Let ``fully_shard`` add zeros for parameters without a gradient to gradients that wait for their all-reduce."""
 
     def wrap(inner: Any) -> Any:
-        def reduced(self: FSDPParamGroup, *given: Any) -> None:
+        def reduced(self: FSDPParamGroup, *given: Any, **options: Any) -> None:
             before = self.reduce_scatter_unused_params
             waiting = self._partial_reduce_output is not None or not self.all_reduce_grads
             self.reduce_scatter_unused_params = before or (waiting and isinstance(self.mesh_info, DDPMeshInfo))
             try:
-                inner(self, *given)
+                inner(self, *given, **options)
             finally:
                 self.reduce_scatter_unused_params = before
 
@@ -79,7 +79,8 @@ def dtypes_of_frozen_parameters_noted() -> contextlib.AbstractContextManager[Non
     def wrap(inner: Any) -> Any:
         def noted(self: FSDPParamGroup) -> None:
             inner(self)
-            if self._orig_dtype is None and len({(one.orig_dtype, one.reduce_dtype) for one in self.fsdp_params}) == 1:
+            forgotten = getattr(self, "_orig_dtype", "not kept by torch 2.15") is None
+            if forgotten and len({(one.orig_dtype, one.reduce_dtype) for one in self.fsdp_params}) == 1:
                 self._orig_dtype, self._reduce_dtype = self.fsdp_params[0].orig_dtype, self.fsdp_params[0].reduce_dtype
 
         return noted
@@ -106,12 +107,16 @@ def gathered_parameters_outside_inference() -> Iterator[None]:
 def waiting_gradients_taken_back() -> Iterator[None]:
     """Let ``zero_grad`` of a module under ``fully_shard`` take back gradients that wait for their reduction, too."""
 
+    # in torch 2.15 the gathered parameter has it, in ``grad``
+    apart = not isinstance(getattr(FSDPParam, "unsharded_accumulated_grad", None), property)
+
     def zeroed(self: Any, set_to_none: bool = True) -> None:
         for module in self.modules():
             for group in module._get_fsdp_state()._fsdp_param_groups if isinstance(module, FSDPModule) else ():
                 group._partial_reduce_output = None
                 for one in group.fsdp_params:
-                    one.unsharded_accumulated_grad = None
+                    if apart:
+                        one.unsharded_accumulated_grad = None
                     if hasattr(one, "_unsharded_param"):
                         one._unsharded_param.grad = None
         super(FSDPModule, self).zero_grad(set_to_none)
@@ -170,8 +175,8 @@ def dtypes_of_gradients_kept() -> Iterator[None]:
     """Let ``fully_shard`` keep the dtype that gradients of a parameter shall have."""
 
     def kept(inner: Any) -> Any:
-        def made(self: Any, parameter: Any, *given: Any) -> None:
-            inner(self, parameter, *given)
+        def made(self: Any, parameter: Any, *given: Any, **options: Any) -> None:
+            inner(self, parameter, *given, **options)
             self.sharded_param.grad_dtype = parameter.grad_dtype
 
         return made
@@ -185,9 +190,12 @@ def dtypes_of_gradients_kept() -> Iterator[None]:
         return gathered
 
     def cast(inner: Any) -> Any:
-        def reduced(held: Any, gradients: Any, group: Any, stream: Any, comm: Any, dtype: Any, *given: Any) -> Any:
+        def reduced(
+            held: Any, gradients: Any, group: Any, stream: Any, comm: Any, dtype: Any, *given: Any, **options: Any
+        ) -> Any:
             asked = {one.sharded_param.grad_dtype for one in held} - {one.sharded_param.dtype for one in held}
-            return inner(held, gradients, group, stream, comm, asked.pop() if len(asked) == 1 else dtype, *given)
+            one_dtype = asked.pop() if len(asked) == 1 else dtype
+            return inner(held, gradients, group, stream, comm, one_dtype, *given, **options)
 
         return reduced
 

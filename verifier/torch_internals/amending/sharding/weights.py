@@ -130,13 +130,13 @@ def shards_of_fewer_ranks_gathered() -> contextlib.AbstractContextManager[None]:
     """Let ``fully_shard`` gather what fewer ranks have sharded along the first dim, whatever dim it shards else."""
 
     def wrap(inner: Any) -> Any:
-        def copied(result: Any, held: Any, group: Any) -> None:
+        def copied(result: Any, held: Any, *given: Any, **options: Any) -> None:
             fewer = [one for one in held if one.sharded_state == ShardedState.SHARDED_POST_FORWARD]
             before = [one.fsdp_placement for one in fewer]
             for one in fewer:
                 one.fsdp_placement = Shard(0)
             try:
-                inner(result, held, group)
+                inner(result, held, *given, **options)
             finally:
                 for one, placement in zip(fewer, before, strict=True):
                     one.fsdp_placement = placement
@@ -150,10 +150,10 @@ def empty_gradients_left_out() -> contextlib.AbstractContextManager[None]:
     """Let ``fully_shard`` leave gradients without elements out of those that it copies together."""
 
     def wrap(inner: Any) -> Any:
-        def copied(gradients: Any, buffer: Any, ranks: int) -> None:
+        def copied(gradients: Any, *given: Any, **options: Any) -> None:
             some = [one for one in gradients if one.numel()]
             if some:
-                inner(some, buffer, ranks)
+                inner(some, *given, **options)
 
         return copied
 
