@@ -22,7 +22,6 @@ from verifier.torch_internals.amending.distributing import (
     strided_shards_scattered,
 )
 from verifier.torch_internals.amending.entry_points import (
-    absent_classes,
     callers_tensors_kept,
     copies_of_views,
     data_exchanged,
@@ -30,12 +29,8 @@ from verifier.torch_internals.amending.entry_points import (
     factories_without_tracker,
     fresh_tensors_returned,
     gradients_of_gather_dense,
-    gradients_of_log_softmax,
-    ignored_targets_of_losses,
     implicit_replication_lasts,
     infinities_of_all_gradients,
-    losses_end,
-    losses_of_many_dims,
     parts_differentiated,
     plain_results_refused,
     splits_read_indices,
@@ -53,6 +48,13 @@ from verifier.torch_internals.amending.handing_over import (
     unfinished_results_awaited,
 )
 from verifier.torch_internals.amending.inference import composites_decomposed, views_count_versions
+from verifier.torch_internals.amending.losses import (
+    absent_classes,
+    gradients_of_log_softmax,
+    ignored_targets_of_losses,
+    losses_end,
+    losses_of_many_dims,
+)
 from verifier.torch_internals.amending.parallelism import (
     checks_ask_the_mesh,
     dims_of_gradients_counted,

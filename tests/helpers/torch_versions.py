@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from functools import cache
+from pathlib import Path
+
 import pytest
 import torch
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
-__all__ = ["needs_torch", "torch_is"]
+from verifier.gate.baseline import load_baseline
+
+__all__ = ["HERE", "mended_here", "needs_torch", "torch_is"]
+
+HERE = torch.__version__.partition("+")[0]
+"""The version of torch, without a local suffix."""
 
 
 def torch_is(versions: str) -> bool:
@@ -18,3 +26,10 @@ def torch_is(versions: str) -> bool:
 def needs_torch(versions: str, reason: str) -> pytest.MarkDecorator:
     """Skip a test under all other versions of torch, for a ``reason``: what these do instead."""
     return pytest.mark.skipif(not torch_is(versions), reason=f"only torch {versions}: {reason}")
+
+
+@cache
+def mended_here() -> frozenset[str]:
+    """Return the remedies of the causes that torch itself has mended in the installed version."""
+    baseline = load_baseline(Path(__file__).parents[2] / "reports" / "baseline.toml")
+    return frozenset(cause.remedy for cause in baseline.causes if HERE in cause.mended)

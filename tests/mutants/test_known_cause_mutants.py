@@ -11,7 +11,7 @@ import known_cause_mutants
 import pytest
 import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
-from torch_versions import torch_is
+from torch_versions import HERE, torch_is
 
 from verifier.core.case import MeshSpec, OpCase, Trial
 from verifier.findings.attribution import Attribution
@@ -85,7 +85,6 @@ def explained(pools: PoolSet, trial: Trial) -> list[str]:
     return [cause.remedy for cause in attribution.explain(failure)]
 
 
-HERE = torch.__version__.partition("+")[0]
 BY_OTHER_TRIALS = {
     "casts-of-complex-parts", "dtypes-of-reductions-cached", "empty-lists-of-dims", "fills-that-round",
 }  # fmt: skip

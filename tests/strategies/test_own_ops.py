@@ -1,4 +1,4 @@
-"""Calls of ops of one's own: from declared examples, and from the schema alone."""
+"""Calls of ops of one's own, from the schema alone."""
 
 from __future__ import annotations
 
@@ -7,207 +7,25 @@ from itertools import islice
 
 import pytest
 import torch
-from hypothesis import strategies as st
+from ops_of_ones_own import LIBRARY, OPS
 from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor._op_schema import RuntimeSchemaInfo
 from torch.distributed.tensor._ops.single_dim_strategy import register_single_dim_strategy
 from torch.distributed.tensor.experimental import register_sharding
 
 import verifier
-from strategies.opinfo.calls.call import Call
-from strategies.opinfo.samples.extents import Extents
-from strategies.own_ops.family import FAMILY
 from strategies.own_ops.from_schema import calls_from_schema
 from strategies.own_ops.source import SOURCE, own_samples
-from verifier.core.arguments import tensor_arguments
-from verifier.core.case import MeshSpec, OpCase
-from verifier.core.errors import SamplesError
-from verifier.gate.baseline import Baseline
-from verifier.planning import own_samples as own_samples_module
-from verifier.planning.drawing import draw_each
-from verifier.planning.families import DrawContext, installed_families, select_registered
-from verifier.planning.own_samples import examples_of
-from verifier.rules.campaign.request import RulesRequest, make_rules_plan
+from verifier.core.case import MeshSpec
 from verifier.rules.check import check_sample
 from verifier.rules.options import CheckOptions
 from verifier.rules.results import SampleReport
 from verifier.rules.samples import SampleOptions
 
+pytestmark = pytest.mark.usefixtures("samples_taken_back")
+
 R, S = Replicate(), Shard
-OPS = torch.ops.test_own_ops
-LIBRARY = torch.library.Library("test_own_ops", "FRAGMENT")
-MAKERS = own_samples_module._makers
 QUICK = CheckOptions((MeshSpec((2,)),), sizes=1, claims_only=True, products=0, samples_called_again=0)
-
-
-@torch.library.custom_op("test_own_ops::scale", mutates_args=())
-def scale(rows: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
-    return rows * factors[:, None]
-
-
-@torch.library.custom_op("test_own_ops::softmax", mutates_args=())
-def softmax(x: torch.Tensor) -> torch.Tensor:
-    return x.softmax(-1)
-
-
-@torch.library.custom_op("test_own_ops::softmax_of", mutates_args=())
-def softmax_of(x: torch.Tensor, dim: int = -1) -> torch.Tensor:
-    return x.softmax(dim)
-
-
-@torch.library.custom_op("test_own_ops::attend", mutates_args=())
-def attend(q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-    return (q @ k.mT).softmax(-1) @ k
-
-
-@torch.library.custom_op("test_own_ops::total", mutates_args=())
-def total(x: torch.Tensor, dim: int) -> torch.Tensor:
-    return x.sum(dim)
-
-
-@torch.library.custom_op("test_own_ops::pick", mutates_args=())
-def pick(table: torch.Tensor, ids: torch.Tensor, rows: int) -> torch.Tensor:
-    return table[:rows].index_select(0, ids)
-
-
-@torch.library.custom_op("test_own_ops::bump_", mutates_args=("x",))
-def bump_(x: torch.Tensor, by: float) -> None:
-    x.add_(by)
-
-
-@torch.library.custom_op("test_own_ops::reduced", mutates_args=())
-def reduced(x: torch.Tensor, how: str) -> torch.Tensor:
-    return x.amax(0) if how == "max" else x.sum(0)
-
-
-@torch.library.custom_op("test_own_ops::shifted", mutates_args=())
-def shifted(x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    return x.relu() if bias is None else x + bias
-
-
-@torch.library.custom_op("test_own_ops::rotated", mutates_args=())
-def rotated(x: torch.Tensor, by: list[int]) -> torch.Tensor:
-    return x.roll(by, list(range(len(by))))
-
-
-@torch.library.custom_op("test_own_ops::converted", mutates_args=())
-def converted(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    return x.to(dtype, copy=True)
-
-
-@torch.library.custom_op("test_own_ops::leaky", mutates_args=())
-def leaky(x: torch.Tensor, slope: float) -> torch.Tensor:
-    return torch.where(x > 0, x, x * slope)
-
-
-@torch.library.custom_op("test_own_ops::scaled", mutates_args=())
-def scaled(x: torch.Tensor, by: float) -> torch.Tensor:
-    return x * by
-
-
-@torch.library.custom_op("test_own_ops::folded", mutates_args=())
-def folded(x: torch.Tensor, mean: bool = False) -> torch.Tensor:
-    return x.mean(0) if mean else x.sum(0)
-
-
-@torch.library.custom_op("test_own_ops::noise", mutates_args=())
-def noise(x: torch.Tensor) -> torch.Tensor:
-    return x + torch.rand_like(x)
-
-
-@torch.library.custom_op("test_own_ops::secret", mutates_args=())
-def secret(x: torch.Tensor) -> torch.Tensor:
-    x.add_(1)
-    return x * 2
-
-
-@torch.library.custom_op("test_own_ops::peaks", mutates_args=())
-def peaks(x: torch.Tensor) -> torch.Tensor:
-    return x.reshape(x.shape[0], -1, 32).amax(-1)
-
-
-@torch.library.custom_op("test_own_ops::named", mutates_args=())
-def named(x: torch.Tensor, mode: str) -> torch.Tensor:
-    return x * len(mode)
-
-
-for op in (scale, softmax, attend, bump_, noise, secret, named):
-    if op is not bump_:
-        op.register_fake(lambda x, *_: torch.empty_like(x))
-total.register_fake(lambda x, dim: x.sum(dim))
-pick.register_fake(lambda table, ids, rows: table.new_empty(ids.shape[0], table.shape[1]))
-peaks.register_fake(lambda x: x.new_empty(x.shape[0], x.shape[1] // 32))
-LIBRARY.define("flagged(Tensor x, bool center, bool scale) -> Tensor")
-LIBRARY.impl(
-    "flagged",
-    lambda x, center, scale: (x - x.mean(0) * center) / (1 + x.abs().sum(0) * scale),
-    "CompositeExplicitAutograd",
-)
-LIBRARY.define("mixed(Tensor[] parts, *, Tensor scale, Tensor? bias=None) -> Tensor[]")
-LIBRARY.impl(
-    "mixed",
-    lambda parts, *, scale, bias=None: [part * scale + (0 if bias is None else bias) for part in parts],
-    "CompositeExplicitAutograd",
-)
-
-
-LIBRARY.define("gated(Tensor x, Tensor? bias=None, Tensor? mask=None, Tensor? gate=None) -> Tensor")
-
-
-def gated(x: torch.Tensor, bias: object = None, mask: object = None, gate: object = None) -> torch.Tensor:
-    kept = x if bias is None else x + bias
-    for factor in (mask, gate):
-        kept = kept if factor is None else kept * factor
-    return kept.clone()
-
-
-LIBRARY.impl("gated", gated, "CompositeExplicitAutograd")
-
-
-@torch.library.custom_op("test_own_ops::rows", mutates_args=())
-def rows(x: torch.Tensor) -> torch.Tensor:
-    return x.sum(-1, keepdim=True)
-
-
-rows.register_fake(lambda x: x.new_empty(x.shape[:-1]))
-
-
-@torch.library.custom_op("test_own_ops::positive", mutates_args=())
-def positive(x: torch.Tensor) -> torch.Tensor:
-    return (x > 0).sum(1)
-
-
-positive.register_fake(lambda x: x.new_empty(x.shape[0]))
-
-
-@torch.library.custom_op("test_own_ops::even_rows", mutates_args=())
-def even_rows(x: torch.Tensor) -> torch.Tensor:
-    return x[::2].clone()
-
-
-even_rows.register_fake(lambda x: x.new_empty(x.shape[0] // 2, *x.shape[1:]))
-
-
-@torch.library.custom_op("test_own_ops::first_columns", mutates_args=())
-def first_columns(x: torch.Tensor) -> torch.Tensor:
-    return x[:, :128].sum(1)
-
-
-first_columns.register_fake(lambda x: x.new_empty(x.shape[0]))
-
-
-@torch.library.custom_op("test_own_ops::without_large", mutates_args=())
-def without_large(x: torch.Tensor) -> torch.Tensor:
-    return torch.where(x.abs() < 100, x, 0)
-
-
-without_large.register_fake(torch.empty_like)
-
-
-@pytest.fixture(autouse=True)
-def samples_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Forget the samples that a test declares, so that tests may run in any order."""
-    monkeypatch.setattr(own_samples_module, "_makers", {name: [*makers] for name, makers in MAKERS.items()})
 
 
 def declare(name: str, *rules: tuple[list[object], list[object]]) -> None:
@@ -229,7 +47,6 @@ def shapes(name: str) -> set[tuple[int, ...]]:
     return {tuple(tensor.ndim for tensor in call.tensors) for call in calls}
 
 
-# --------------------------------------------------------------------------------------------------- from the schema
 @pytest.mark.usefixtures("rules_taken_back")
 @pytest.mark.parametrize(
     ("name", "right", "mutant", "ndims"),
@@ -511,127 +328,3 @@ def test_no_call_is_made_of_an_op_that_takes_a_text() -> None:
     assert calls_from_schema(OPS.named.default, torch.float64) == ()
     with pytest.raises(ValueError, match=r"no call of test_own_ops\.named\.default could be made"):
         SOURCE.select(["test_own_ops.named"])
-
-
-# ------------------------------------------------------------------------------------------------- from examples
-def test_extents_and_indices_are_varied_together() -> None:
-    call = Call(OPS.pick.default, (torch.ones(8, 6), torch.tensor([7, 0, 3, 5, 2]), 8), {})
-    extents = Extents.of(call)
-    assert [len(group) for group in extents.groups] == [1, 1, 1]
-    other = extents.at_size(2)
-    assert other is not None
-    table, ids, rows = other.args
-    assert isinstance(table, torch.Tensor)
-    assert isinstance(ids, torch.Tensor)
-    assert (table.shape[0], table.shape[1], len(ids)) == (2, 3, 1)
-    assert rows == 2
-    assert int(ids.max()) < 2
-
-
-def test_extents_keep_the_divisors_that_an_op_asks_for_and_its_results_differ() -> None:
-    verifier.samples("test_own_ops::peaks")(lambda: [(torch.randn(6, 64),)])
-    sample = next(own_samples("test_own_ops.peaks.default", SampleOptions()))
-    cases = [case for size in range(3) if (case := sample.draw(size, 0)) is not None]
-    made = [case.args[0] for case in cases]
-    assert len({tuple(tensor.shape) for tensor in made if isinstance(tensor, torch.Tensor)}) == 3
-    assert all(tensor.shape[1] % 32 == 0 for tensor in made if isinstance(tensor, torch.Tensor))
-    assert len(set(peaks(made[0]).flatten().tolist())) > 1
-
-
-def test_lists_keywords_and_optional_tensors_are_arguments_like_others() -> None:
-    def examples() -> Iterator[tuple[object, ...]]:
-        yield [torch.randn(4, 6), torch.randn(4, 6)], {"scale": torch.randn(6)}
-        yield [torch.randn(4, 6)], {"scale": torch.randn(6), "bias": torch.randn(4, 6)}
-
-    verifier.samples("test_own_ops.mixed")(examples)
-    declared = [sample for sample in own_samples("test_own_ops.mixed.default", SampleOptions()) if not sample.rare]
-    drawn = [sample.draw(size, 0) for sample in declared for size in range(3)]
-    assert len(declared) == 2
-    assert all(case is not None for case in drawn)
-    assert {len(case.kwargs) for case in drawn if case is not None} == {1, 2}
-
-
-def test_a_pair_of_arguments_and_keywords_is_an_example_unless_the_op_takes_a_list_first() -> None:
-    x, bias = torch.randn(4, 6), torch.randn(4, 6)
-    verifier.samples("test_own_ops::softmax")(lambda: [((x,), {"dim": 1})])
-    verifier.samples("test_own_ops.mixed")(lambda: [((x, x), {"scale": x, "bias": bias})])
-    assert any(len(one.args) == 1 and one.args[0] is x for one in examples_of("test_own_ops.softmax.default"))
-    assert any(one.args == ((x, x),) for one in examples_of("test_own_ops.mixed.default"))
-
-
-def test_hypothesis_generators_are_drawn_from_and_draw_the_same_again() -> None:
-    extents = st.tuples(st.integers(2, 9), st.integers(2, 9))
-    verifier.samples("test_own_ops::softmax")(lambda: extents.map(lambda shape: (torch.ones(shape),)))
-    first, second = (
-        [example.args[0].shape for example in examples_of("test_own_ops.softmax.default")] for _ in range(2)
-    )
-    assert first == second
-    assert len(set(first)) > 3
-
-
-@pytest.mark.parametrize(
-    ("examples", "said"),
-    [
-        (
-            [torch.ones(2)],
-            r"a Tensor is no tuple of arguments; write \(x,\) for a single one \(.*test_own_ops.py:\d+\)",
-        ),
-        ([], r"it gave no example \(.*test_own_ops.py:\d+\)"),
-        (3, r"it has to yield tuples of arguments, and returned a int \(.*test_own_ops.py:\d+\)"),
-        ([(torch.ones(2), 3)], "the op does not take example 0: RuntimeError"),
-    ],
-)
-def test_examples_that_are_none_are_refused(examples: object, said: str) -> None:
-    name = "test_own_ops.attend.default"
-    verifier.samples(name)(lambda: examples)
-    from verifier.planning import own_samples as declared
-
-    try:
-        with pytest.raises(ValueError, match=said):
-            list(own_samples(name, SampleOptions()))
-    finally:
-        declared._makers[name].pop()
-
-
-def test_gradients_that_only_a_kernel_knows_are_not_verified() -> None:
-    """Autograd looks into the kernel on plain tensors, and not on DTensors, whatever the rules are."""
-    LIBRARY.define("doubled(Tensor x) -> Tensor")
-    LIBRARY.impl("doubled", lambda x: x * 2, "CompositeExplicitAutograd")
-    name = "test_own_ops.doubled.default"
-    verifier.samples(name)(lambda: [(torch.randn(4, 3),)])
-    verifier.samples("test_own_ops::softmax")(lambda: [(torch.randn(4, 3),)])
-    assert OPS.doubled(torch.ones(2, requires_grad=True)).requires_grad
-    context = DrawContext(MeshSpec((2,)), (torch.float64,), (name, "test_own_ops.softmax.default"))
-    cases: list[OpCase] = []
-    draw_each(FAMILY.cases(context), 0, 8, cases.append)
-    drawn = [case for case in cases if case.op == name]
-    assert drawn
-    assert not any(t.requires_grad for case in drawn for t in tensor_arguments(case.args, case.kwargs))
-    assert [op for op, why in FAMILY.left_out(context) if "no gradient formula" in why] == [name]
-
-
-def test_a_name_without_its_namespace_is_completed() -> None:
-    verifier.samples("test_own_ops::leaky")(lambda: [(torch.randn(4, 3, 2), 0.5)])
-    with pytest.raises(ValueError, match=r"'leaky'; did you mean 'test_own_ops\.leaky\.default'"):
-        make_rules_plan(RulesRequest(patterns=["leaky"]), Baseline())
-
-
-def test_the_line_at_which_an_example_raises_is_named() -> None:
-    from verifier.planning import own_samples as declared
-
-    name = "test_own_ops.attend.default"
-    verifier.samples(name)(lambda: torch.ones(2).view(3))
-    try:
-        with pytest.raises(SamplesError, match=r"it raised RuntimeError: shape .* \(.*test_own_ops.py:\d+\)"):
-            select_registered((name,), installed_families())
-    finally:
-        declared._makers[name].pop()
-
-
-def test_a_name_that_is_none_is_refused_with_the_nearest_one() -> None:
-    with pytest.raises(ValueError, match="no op test_own_ops::sofmax is registered; did you mean 'softmax'"):
-        verifier.samples("test_own_ops::sofmax")
-    with pytest.raises(ValueError, match="'softmax' does not name an op"):
-        verifier.samples("softmax")
-    with pytest.raises(ValueError, match="give the name of an op"):
-        verifier.samples(softmax)  # type: ignore[arg-type]
