@@ -66,16 +66,26 @@ CAUSE = Cause(
 
 
 class Investigated:
-    def __init__(self, shows: Shows, *given: Trial, past: Past | None = None, cause: Cause = CAUSE) -> None:
+    def __init__(
+        self,
+        shows: Shows,
+        *given: Trial,
+        past: Past | None = None,
+        cause: Cause = CAUSE,
+        before: tuple[Cause, ...] = (),
+    ) -> None:
         self.told: list[Event] = []
         self.tried: list[Trial] = []
+        self.under: list[tuple[str, ...]] = []
+        causes = (*before, cause)
         self._shows = shows
         plan = Plan(
             make_header(device="cpu"), {FAMILY.name: FAMILY}, {FAMILY.name: ()}, (), (), seed=0, max_examples=1,  # type: ignore[dict-item]
-            combinations=1, time_limit=None, baseline=Baseline((cause,)),
+            combinations=1, time_limit=None, baseline=Baseline(causes),
         )  # fmt: skip
         outcomes = Outcomes(self.told.append)
-        attribution = Attribution(self._run, (cause,), {"mend": Remedy("mend", "", nullcontext)})
+        remedies = {one.remedy: Remedy(one.remedy, "", nullcontext) for one in causes}
+        attribution = Attribution(self._run, causes, remedies)
         self.it = Investigation(
             plan,
             past or Past(),
@@ -88,11 +98,13 @@ class Investigated:
         for trial in given:
             outcomes.take(Answer("", self._run(trial, ())))
         self.tried.clear()
+        self.under.clear()
         self.it.investigate()
         self.it.settle()
 
     def _run(self, trial: Trial, remedies: tuple[str, ...]) -> Observation:
         self.tried.append(trial)
+        self.under.append(remedies)
         difference = Difference(DifferenceKind.VALUE, Phase.FORWARD, "output", 0, "1.0", "-1.0", (0,))
         wrong = self._shows(trial, remedies)
         reports = [ProcessReport((rank,), Phase.DONE, differences=(difference,) * wrong) for rank in (0, 1)]
@@ -109,6 +121,17 @@ def test_what_a_remedy_mends_is_known_and_not_minimised() -> None:
     assert (finding.fingerprint, finding.known, finding.explained) == (CAUSE.fingerprint, True, "mended by remedy mend")
     assert [known.status for known in one.it.known] == ["known"]
     assert len(one.tried) == 4  # alone, under the remedy, and twice without it
+
+
+def test_the_cause_that_explained_a_failure_of_the_op_with_this_symptom_is_tried_first() -> None:
+    def shows(trial: Trial, remedies: tuple[str, ...]) -> bool:
+        return "mend" not in remedies
+
+    other = replace(CAUSE, fingerprint="ca05e1000000", remedy="idle")
+    elsewhere = replace(trial_of(1.0), combination=(parse_placements("P(sum)"),))
+    one = Investigated(shows, trial_of(1.0), elsewhere, before=(other,))
+    assert [finding.fingerprint for finding in one.findings] == [CAUSE.fingerprint]
+    assert one.under == [(), ("idle",), ("mend",), (), (), (), ("mend",), (), ()]
 
 
 def test_what_no_remedy_mends_is_new_though_it_looks_like_what_one_mends() -> None:

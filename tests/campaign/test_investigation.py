@@ -95,7 +95,7 @@ class Investigated:
         ops = ("aten.neg.default", "aten.abs.default")
         plan = Plan(
             HEADER, {FAMILY.name: FAMILY}, {FAMILY.name: ops}, tuple(meshes), (), seed=0, max_examples=1,  # type: ignore[dict-item]
-            combinations=1, time_limit=None, imports=("rules.py",), baseline=baseline or Baseline(),
+            combinations=1, time_limit=None, imports=(), baseline=baseline or Baseline(),
             meshes_named=bool(meshes),
         )  # fmt: skip
         self.outcomes = Outcomes(self.told.append)

@@ -71,11 +71,11 @@ class Tried:
 
         self.it = Attribution(run, [cause(one.name) for one in remedies], {one.name: one for one in remedies})
 
-    def explain(self, trial: Trial = TRIAL) -> list[str]:
+    def explain(self, trial: Trial = TRIAL, first: str = "") -> list[str]:
         observation = observed(trial, wrong=True)
         failure = Failure(trial, observation, judge(observation, make_reference(trial.case)))
         assert failure.verdict.kind is VerdictKind.WRONG_VALUE
-        return [one.remedy for one in self.it.explain(failure)]
+        return [one.remedy for one in self.it.explain(failure, first=(cause(first),) if first else ())]
 
 
 def all_of(*names: str) -> Mends:
@@ -91,6 +91,17 @@ def test_the_cause_whose_remedy_mends_it() -> None:
 def test_a_cause_of_one_op_is_tried_before_one_of_any_op() -> None:
     tried = Tried(lambda names: bool(names), remedy("any", "*"), remedy("own", OP))
     assert tried.explain() == ["own"]
+
+
+def test_a_cause_that_explained_such_a_failure_is_tried_before_all_others() -> None:
+    tried = Tried(all_of("c"), *map(remedy, "abc"))
+    assert tried.explain(first="c") == ["c"]
+    assert tried.runs == [("c",), (), ()]
+
+
+def test_a_cause_that_explained_another_failure_need_not_explain_this_one() -> None:
+    tried = Tried(all_of("b"), *map(remedy, "abc"))
+    assert tried.explain(first="c") == ["b"]
 
 
 def test_what_is_not_likely_is_found_by_leaving_out() -> None:

@@ -18,7 +18,8 @@ from verifier.core.wording import plural
 from verifier.events import CaseSkipped, EntryStarted, FindingReported, GroupSettled, GroupStarted, Listener
 from verifier.findings.attribution import Attribution, passed_again, unmended
 from verifier.findings.failures import Failure, Runner
-from verifier.findings.grouping import Group, fingerprint, group_key
+from verifier.findings.grouping import Group, fingerprint, group_key, symptom
+from verifier.findings.keys import Symptom
 from verifier.findings.minimising import Minimiser, confirm
 from verifier.findings.places import place_of
 from verifier.findings.record import finding_record
@@ -136,6 +137,8 @@ class Investigation:
         """By the key of a group. Entries and minimised failures add keys that no failure may have yet."""
         self._of_place: dict[str, Defect] = {}
         """New findings, by the place in torch where they come from."""
+        self._explained: dict[tuple[str, Symptom], Cause] = {}
+        """The cause that explained the last failure of an op with a symptom, wherever its tensors lay."""
         self._late: set[str] = set()
         """The entries that were run again only because a failure looked like theirs."""
 
@@ -276,7 +279,10 @@ class Investigation:
         for failure in failures:
             causes: tuple[Cause, ...] = ()
             if (alone := attribution is not None and attribution.shows_alone(failure)) and attribution is not None:
-                causes = before if before and attribution.is_mended(failure, before) else attribution.explain(failure)
+                if before and attribution.is_mended(failure, before):
+                    causes = before
+                else:
+                    causes = attribution.explain(failure, first=self._explaining(failure))
             if causes:
                 before = causes
                 self._settle_group(causes[0], failure, group.key)
@@ -292,6 +298,11 @@ class Investigation:
             if others.key not in self._of_key:
                 self._emit(GroupStarted(others.key))
                 self._look_into(others, smallest, alone)
+
+    def _explaining(self, failure: Failure) -> tuple[Cause, ...]:
+        """Return the cause that explained the last failure of this op with this symptom, if any."""
+        cause = self._explained.get((failure.trial.case.op, symptom(failure)))
+        return () if cause is None else (cause,)
 
     def _settle_group(self, entry: BaselineEntry, failure: Failure, key: str) -> None:
         """Assign the failures with ``key`` to a known finding or cause that ``failure`` shows."""
@@ -403,6 +414,8 @@ class Investigation:
 
     def _is_shown(self, entry: BaselineEntry, failure: Failure, *keys: str) -> None:
         """Assign groups to a known finding; another op than the entry's may have shown it."""
+        if isinstance(entry, Cause):
+            self._explained[failure.trial.case.op, symptom(failure)] = entry
         if entry.fingerprint not in self._defects:
             self._defects[entry.fingerprint] = Defect(entry, failure)
             self.known = [known for known in self.known if known.fingerprint != entry.fingerprint]

@@ -118,10 +118,11 @@ class Attribution:
 
         return self.recall(trial, (*remedies, again) if again else remedies, make)
 
-    def explain(self, failure: Failure, alone: bool = False) -> tuple[Cause, ...]:
+    def explain(self, failure: Failure, alone: bool = False, first: tuple[Cause, ...] = ()) -> tuple[Cause, ...]:
         """Return the causes whose remedies together mend ``failure``, as few as were found; none if no remedies do.
 
-        Each likely cause is tried alone, the most special one first. Then all remedies are in force, and as many are
+        Causes that explained a failure like this one come ``first``. Then each likely cause is tried alone, the most
+        special one first. Then all remedies are in force, and as many are
         left out as can be. Then the other causes are tried whose remedies let DTensor refuse, because an op that a
         function of torch calls is not known if nothing is redistributed for it. Then causes are added one by one, as
         each shows the next, also in ops that the trial runs only now. At last, all remedies are in force, whatever
@@ -133,7 +134,7 @@ class Attribution:
         alone
             Whether to try no more than each likely cause alone, which takes the least time.
         """
-        causes = self._mending(failure, alone)
+        causes = first if first and self.is_mended(failure, first) else self._mending(failure, alone)
         return causes if causes and self._still_fails(failure) else ()
 
     def _still_fails(self, failure: Failure) -> bool:
