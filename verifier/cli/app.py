@@ -51,6 +51,7 @@ from verifier.cli.options import (
     TimeLimit,
     TorchPlanner,
     Verbose,
+    check_imports,
 )
 from verifier.cli.rules import rules as check_rules
 from verifier.core.entry_points import load_entry_points
@@ -149,6 +150,7 @@ def run(
     """Verify ops on meshes and record the results."""
     log_to_stderr(log_level)
     detail = Detail.of(quiet, verbose)
+    check_imports(imports)
     with Loading(hash_seeds=2):
         from verifier.cli import work
     work.run(

@@ -9,7 +9,15 @@ from typing import Annotated
 import typer
 
 from verifier.cli.loading import Loading
-from verifier.cli.options import DeriveFormat, DeriveTarget, Imports, LogLevelOption, Seed, checked_meshes
+from verifier.cli.options import (
+    DeriveFormat,
+    DeriveTarget,
+    Imports,
+    LogLevelOption,
+    Seed,
+    check_imports,
+    checked_meshes,
+)
 from verifier.core.logs import LogLevel, log_to_stderr
 
 __all__ = ["derive"]
@@ -65,6 +73,7 @@ def derive(
         raise ValueError(
             f"--torch {torch}: the code is checked with the torch that runs, {running}; run derive under torch {torch}"
         )
+    check_imports(imports)
     with Loading(hash_seeds=1):
         from verifier.cli.common import command_line, refuse_cluster, write_out
         from verifier.deriving.derive import DeriveRequest, module_name

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from verifier.cli.loading import Loading
-from verifier.cli.options import Imports, LogLevelOption, Seed, checked_meshes
+from verifier.cli.options import Imports, LogLevelOption, Seed, check_imports, checked_meshes
 from verifier.core.logs import LogLevel, log_to_stderr
 from verifier.core.wording import plain_text
 
@@ -80,6 +80,7 @@ def mutate(
     Exit status: 0 if no change survived, 1 if one did.
     """
     log_to_stderr(log_level)
+    check_imports(imports)
     with Loading():
         from verifier.campaign.request import Request, make_plan
         from verifier.cli.common import consoles, refuse_cluster

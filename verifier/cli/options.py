@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -51,6 +51,7 @@ __all__ = [
     "TimeLimit",
     "TorchPlanner",
     "Verbose",
+    "check_imports",
     "checked_meshes",
     "typed",
 ]
@@ -195,6 +196,13 @@ def _named_imports(names: list[str] | None) -> list[str] | None:
         if not name or name.startswith("-"):
             raise ValueError(f"--import {name or repr(name)}: name a module or a file")
     return names and [*dict.fromkeys(map(_one_spelling, names))]
+
+
+def check_imports(names: Iterable[str] | None) -> None:
+    """Refuse a file that is not there before torch is loaded, which takes seconds; raises a ValueError."""
+    for name in names or ():
+        if name.endswith(".py") and not Path(name).is_file():
+            raise ValueError(f"--import {name}: there is no file {Path(name).absolute()}")
 
 
 def _one_spelling(name: str) -> str:

@@ -35,6 +35,7 @@ from verifier.cli.options import (
     Jobs,
     Out,
     RankMemory,
+    check_imports,
     typed,
 )
 from verifier.core.case import DEFAULT_MESHES
@@ -103,6 +104,7 @@ def gate(
     jobs: Jobs = None,
     fail_on: str | None = None,
 ) -> None:
+    check_imports(imports)
     chosen = typed(context, "fail_on")
     fails = FailOn.parse(fail_on or FailOn.WRONG, FailOn.WRONG, FailOn.LOST, FailOn.REGRET, typed=chosen)
     if FailOn.LOST in fails and chosen and (patterns or not imports):

@@ -23,6 +23,7 @@ from verifier.cli.options import (
     Quiet,
     Seed,
     Verbose,
+    check_imports,
     checked_meshes,
     typed,
 )
@@ -104,6 +105,7 @@ def rules(
     if patterns and patterns[0] == "diff" and len(patterns) > 1 and all(one.endswith(".json") for one in patterns[1:]):
         _diff(patterns[1:], fail_on, output, typed(context, "fail_on"))
     fails = FailOn.parse(fail_on or FailOn.WRONG, FailOn.WRONG, FailOn.MISSING, typed=typed(context, "fail_on"))
+    check_imports(imports)
     with Loading(hash_seeds=1, workers=True):
         from verifier.cli.common import command_line
         from verifier.cli.rules_work import check
