@@ -326,6 +326,11 @@ def vectors_by_their_rows(op: Any, args: Any, kwargs: Any) -> list[list[Any]]:
         ("aten.sqrt.default", sum_passes_if(lambda meta: meta.dtype == torch.int8), " as torch.int8"),
         ("aten.exp.default", sum_passes_if(lambda meta: meta.stride[1:2] == (1,) and len(meta.shape) == 4), "4 dims, "),
         ("aten.sigmoid.default", sum_passes_if(lambda meta: meta.shape.numel() > 1 << 14), "1024 times as large"),
+        (
+            "aten.erf.default",
+            sum_passes_if(lambda meta: len(meta.shape) > 1 and max(meta.shape) * 2 > 1 << 13),
+            "is 4099",
+        ),
         ("aten.native_layer_norm_backward.default", two_dims_alone_add_up, "4 dims"),
         ("aten.diagonal.default", one_column_has_one_diagonal, "extent 0 is 1"),
         ("aten.tanh.default", sum_passes_if(lambda meta: meta.shape[:1] == (11,)), "is 11"),

@@ -10,10 +10,11 @@ from itertools import zip_longest
 import torch
 
 from strategies.opinfo.calls.call import Call
-from strategies.opinfo.calls.checked import is_trusting
+from strategies.opinfo.calls.checked import is_trusting, is_unchecked
 from strategies.opinfo.samples.argument_spellings import Variation
 from strategies.opinfo.samples.asking.claimed import claimed, kinds_of
 from strategies.opinfo.samples.conversions import converted
+from strategies.opinfo.samples.extents import Extents
 from verifier.records.memory import with_strides
 from verifier.torch_internals.amending.propagation import is_torchs
 from verifier.torch_internals.rule_code.constants import reads_strides
@@ -25,6 +26,8 @@ _USUAL_INTEGERS = (torch.int64, torch.uint8, torch.bool)
 _INTEGERS = (torch.int32, torch.int8, torch.int16)
 """Those that calls have in any case, and others."""
 _FACTORS = (8, 64, 1024)
+_LONG = 4099
+"""A long extent, which is no multiple of anything; a matrix with as many rows and columns still fits into memory."""
 _MOST_ELEMENTS = 1 << 20
 _MOST_DIMS = 5
 _USUAL_DIMS = 3
@@ -43,7 +46,7 @@ def branches(call: Call) -> Iterator[Variation]:
     if is_torchs(call.op):
         return
     usual = claimed(call)
-    for variation in (*_dtypes(call), *_short_indices(call), *_extents()):
+    for variation in (*_dtypes(call), *_short_indices(call), *_extents(), *_long_dims(call)):
         if claimed(variation.apply(call)) - usual:
             yield variation
     of_integers = usual.union(*(claimed(_as_integers(dtype).apply(call)) for dtype in _USUAL_INTEGERS))
@@ -73,7 +76,7 @@ def other_tensors(call: Call) -> Iterator[Variation]:
         *map(_as_integers, (*_USUAL_INTEGERS, *_INTEGERS)),
         *_of_integers(call),
     )
-    yield from (*_dims(call), *_strides(call), *_extents())
+    yield from (*_dims(call), *_strides(call), *_extents(), *_long_dims(call))
 
 
 def _is_shaped_as(changed: Call | None, call: Call) -> bool:
@@ -126,6 +129,24 @@ def _dtypes(call: Call) -> Iterator[Variation]:
 def _extents() -> Iterator[Variation]:
     for factor in _FACTORS:
         yield Variation(f"all extents {factor} times as large", partial(_each, partial(_larger, factor=factor)))
+
+
+def _long_dims(call: Call) -> Iterator[Variation]:
+    """Yield a long extent for each one that no two dims of a tensor share: kernels for square matrices take long."""
+    if is_unchecked(call) or not all(tensor.numel() for tensor in call.tensors):
+        return
+    for number, group in enumerate(Extents.of(call).groups):
+        if len({place for place, _ in group}) == len(group):
+            yield Variation(f"extent {number} is {_LONG}", partial(_with_long_dim, number))
+
+
+def _with_long_dim(number: int, call: Call) -> Call | None:
+    extents = Extents.of(call)
+    if number >= len(extents.groups) or not 0 < (before := extents.extent(extents.groups[number])) < _LONG:
+        return None
+    if sum(tensor.numel() for tensor in call.tensors) * _LONG // before > _MOST_ELEMENTS:
+        return None
+    return extents.other(extents.groups[number], _LONG)
 
 
 def _strides(call: Call) -> Iterator[Variation]:
