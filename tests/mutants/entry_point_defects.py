@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch.distributed.tensor import Replicate, Shard
+from torch_versions import needs_torch
 
 from strategies.chains import (
     buffers,
@@ -162,11 +164,12 @@ DEFECTS = [
         (False, True, 0, "", [torch.bfloat16, torch.float32], ["ab", "frozen", "ab"]),
         {"x": NUMBERS, "y": -NUMBERS},
     ),
-    (
+    pytest.param(
         "parameters-gathered-in-inference",
         parallel.sharded_in_turns,
         (False, True, 0, "", [], ["AB", "ab"]),
         {"x": NUMBERS, "y": -NUMBERS},
+        marks=needs_torch("<2.15", "a later one runs this program rightly, and not that of the cause"),
     ),
     ("activations-taken-for-replicas", parallel.resharded, ("split", 0, False, 4), {"x": NUMBERS}),
     (
@@ -181,11 +184,12 @@ DEFECTS = [
         ("", "ColwiseParallel", None),
         {"x": NUMBERS},
     ),
-    (
+    pytest.param(
         "outputs-that-share-memory",
         buffers.written_to_views,
         ("torch.amax", [[0], True], ["torch.Tensor.transpose", 0, 1], False, []),
         {"x": SQUARE, "y": SQUARE[:, :1].clone()},
+        marks=needs_torch("<2.14", "a later one raises for an output that is given to amax"),
     ),
     (
         "outputs-that-share-memory",

@@ -87,6 +87,7 @@ def explained(pools: PoolSet, trial: Trial) -> list[str]:
 
 BY_OTHER_TRIALS = {
     "casts-of-complex-parts", "dtypes-of-reductions-cached", "empty-lists-of-dims", "fills-that-round",
+    "outputs-that-share-memory",
 }  # fmt: skip
 """Causes whose smallest trial torch 2.14 and later refuses or runs rightly; trials of other ops show them there."""
 
