@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -29,6 +29,18 @@ __all__ = [
 ]
 
 
+_KEPT_BY_PARAMETERS = isinstance(getattr(FSDPParam, "unsharded_accumulated_grad", None), property)
+"""Whether gathered parameters themselves hold gradients that wait, as in torch 2.15, which casts and keeps them."""
+
+
+def _before_2_15(
+    amendment: Callable[[], contextlib.AbstractContextManager[None]],
+) -> Callable[[], contextlib.AbstractContextManager[None]]:
+    """Return an amendment that does nothing from torch 2.15 on, which does rightly what it amends."""
+    return contextlib.nullcontext if _KEPT_BY_PARAMETERS else amendment
+
+
+@_before_2_15
 def gradients_reduced_alike() -> contextlib.AbstractContextManager[None]:
     """Let ``fully_shard`` cast every gradient to the dtype of reductions, not only those that are added up."""
 
@@ -42,6 +54,7 @@ def gradients_reduced_alike() -> contextlib.AbstractContextManager[None]:
     return exchanged(FSDPParam, "_get_grad_inner_tensor", wrap)
 
 
+@_before_2_15
 def ungathered_parameters_passed_over() -> contextlib.AbstractContextManager[None]:
     """Let ``fully_shard`` cast the gradients of those parameters alone that have ever been gathered."""
 
@@ -55,6 +68,7 @@ def ungathered_parameters_passed_over() -> contextlib.AbstractContextManager[Non
     return exchanged(FSDPParam, "to_accumulated_grad_if_needed", wrap)
 
 
+@_before_2_15
 def deferred_gradients_kept_apart() -> contextlib.AbstractContextManager[None]:
     """Let ``fully_shard`` add zeros for parameters without a gradient to gradients that wait for their all-reduce."""
 
@@ -107,15 +121,12 @@ def gathered_parameters_outside_inference() -> Iterator[None]:
 def waiting_gradients_taken_back() -> Iterator[None]:
     """Let ``zero_grad`` of a module under ``fully_shard`` take back gradients that wait for their reduction, too."""
 
-    # in torch 2.15 the gathered parameter has it, in ``grad``
-    apart = not isinstance(getattr(FSDPParam, "unsharded_accumulated_grad", None), property)
-
     def zeroed(self: Any, set_to_none: bool = True) -> None:
         for module in self.modules():
             for group in module._get_fsdp_state()._fsdp_param_groups if isinstance(module, FSDPModule) else ():
                 group._partial_reduce_output = None
                 for one in group.fsdp_params:
-                    if apart:
+                    if not _KEPT_BY_PARAMETERS:
                         one.unsharded_accumulated_grad = None
                     if hasattr(one, "_unsharded_param"):
                         one._unsharded_param.grad = None
@@ -170,6 +181,7 @@ def hooks_of_shards_run() -> contextlib.AbstractContextManager[None]:
     return exchanged(groups, "foreach_reduce", wrap)
 
 
+@_before_2_15
 @contextlib.contextmanager
 def dtypes_of_gradients_kept() -> Iterator[None]:
     """Let ``fully_shard`` keep the dtype that gradients of a parameter shall have."""
