@@ -238,7 +238,7 @@ MUTANTS: tuple[RuleMutant, ...] = (
     mutant(
         "layer_norm_mean_whole", "one of several results", "native_layer_norm.default", layer_norm,
         lambda *args: [[Shard(0), R, Shard(0), *one[3:]] for one in layer_norm(*args)[1:2]],
-        "S(0), R -> S(0), R, S(0)", "S(0), R, R -> S(0), R, S(0)", most=4,
+        "S(0) -> S(0), R, S(0)", "S(0), R -> S(0), R, S(0)", "S(0), R, R -> S(0), R, S(0)", most=4,
     ),
     mutant(
         "sort_indices_whole", "one of several results", "sort.default", along(2),
@@ -380,7 +380,8 @@ MUTANTS: tuple[RuleMutant, ...] = (
         "layer_norm_gradient_whole", "a gradient not reduced", "native_layer_norm_backward.default",
         layer_norm_gradient,
         lambda *args: layer_norm_gradient(*args, parameters=R)[1:],
-        "S(0), S(0), S(0), S(0), R -> S(0), R", "S(0), S(0), S(0), S(0), R, R -> S(0), R, R", most=4,
+        "S(0), S(0), S(0), S(0), R -> S(0), R", "S(0), S(0), S(0), S(0), R, R -> S(0), R, R",
+        "S(1), S(1), S(1), S(1), R -> S(1), R", "S(1), S(1), S(1), S(1), R, R -> S(1), R, R", most=4,
     ),
     # ---------------------------------------------------------------------------------------------- variants, mesh dims
     mutant("in_place_linear", "in place", "relu_.default", pointwise, all_partial(SUM), "P(sum) -> P(sum)"),
