@@ -65,6 +65,17 @@ def test_dims_of_a_reduction_move_down_unless_they_are_kept() -> None:
     }
 
 
+def test_dims_in_front_of_those_whose_extents_are_given_are_counted_by_the_length_of_the_list() -> None:
+    op = aten.native_layer_norm.default
+    ways = (
+        way(op, lambda tensor, a, b, c: (tensor(a, b), [b], None, None, 0.5)),
+        way(op, lambda tensor, a, b, c: (tensor(a, b, c), [b, c], None, None, 0.5)),
+        way(op, lambda tensor, a, b, c: (tensor(a, b, c), [c], None, None, 0.5)),
+    )
+    shards = [rule for rule in said(generalise(evidence(*ways))) if "S(d)" in rule]
+    assert shards == ["S(d) -> S(d), S(d), S(d) if d < input_ndim - len(normalized_shape)"]
+
+
 def test_a_contracted_dim_becomes_a_sum() -> None:
     made = generalise(evidence(way(aten.mm.default, lambda tensor, a, b, c: (tensor(a, b), tensor(b, c)))))
     assert made.unexplained == ()
