@@ -297,6 +297,7 @@ def _of_input_classes(
         left = one.most if own else 1
         left *= 1 if options.max_samples is not None else 4
         tries = _TRIES_OF_ONE_CLASS
+        labels: set[str] = set()
         with quiet():
             # from each sample in turn, with another first change, so that a limit keeps changes of every kind
             asked = one.of([sample.first for sample in samples])
@@ -304,10 +305,13 @@ def _of_input_classes(
             for sample, change in (pair for round_ in offered for pair in round_ if pair is not None):
                 if not left or not tries:
                     break
+                if one.once and change.label in labels:
+                    continue
                 tries -= 1
                 other = sample.varied(change, rare=True)
                 if other is not None and other.signature not in seen and attempt(other.first) is not None:
                     seen.add(other.signature)
+                    labels.add(change.label)
                     other.poison_only(common)
                     left -= 1
                     yield other
@@ -315,7 +319,7 @@ def _of_input_classes(
 
 def _turned(sample: OpInfoSample, place: int, one: InputClass) -> list[tuple[OpInfoSample, Variation]]:
     changes = changes_of(sample, one.changes) if one.changes in ASKING else list(one.changes(sample.first))
-    start = place % len(changes) if changes else 0
+    start = place % len(changes) if changes and not one.once else 0
     return [(sample, change) for change in (*changes[start:], *changes[:start])]
 
 

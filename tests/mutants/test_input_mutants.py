@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -373,6 +374,15 @@ def test_a_class_of_input_shows_what_usual_calls_do_not(op: str, rules: Rules, k
     usual, rare = checked(op, rules, lambda sample: kind in sample.origin)
     assert not any(report.wrong for report in usual), "usual calls show it as well"
     assert any(report.wrong for report in rare)
+
+
+@pytest.mark.parametrize("most", [4, 8])
+@pytest.mark.parametrize("op", ["flip.default", "cumsum.default", "sum.dim_IntList", "index_select.default"])
+def test_a_dim_among_many_is_named_whichever_samples_are_drawn(op: str, most: int) -> None:
+    (target,) = SOURCE.select([f"aten.{op}"])
+    samples = SOURCE.samples(target, SampleOptions(max_samples=most))
+    named = {match[0] for one in samples if (match := re.search(r"\d dims, dims?0? is \d", one.origin))}
+    assert {text[:1] + text[-1:] for text in named} >= {"54", "53", "42"}
 
 
 @pytest.mark.parametrize("op", ["aten.native_layer_norm.default", "aten._fused_rms_norm.default"])

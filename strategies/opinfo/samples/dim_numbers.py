@@ -38,7 +38,7 @@ def dim_numbers(call: Call) -> Iterator[Variation]:
                     yield Variation(f"{wanted} dims of tensor {number}", partial(_with_dims, number, wanted))
 
 
-_AMONG_MANY = ((5, 4), (5, 3), (4, 2), (5, 1), (4, 1))
+_AMONG_MANY = ((5, 4), (4, 1), (5, 3), (4, 2), (5, 1))
 """Numbers of tensor dims, and a dim that an argument names among them."""
 
 
@@ -49,13 +49,11 @@ def dims_among_many(call: Call) -> Iterator[Variation]:
     """
     if not call.tensors or torch.Tag.pointwise in call.op.tags or any(one.out for one in parameters(call.op)):
         return
-    named = {one.name: call.values.get(one.name, one.default) for one in parameters(call.op) if one.name in DIMS}
+    named = [one for one in parameters(call.op) if one.name in DIMS and "int" in one.type]
     for ndim, dim in _AMONG_MANY:
-        for name, given in named.items():
-            listed = isinstance(given, list | tuple)
-            if type(given) is int or (listed and given):
-                change = partial(_named_among, ndim, name, [dim] if listed else dim)
-                yield Variation(f"{ndim} dims, {name} is {dim}", change)
+        for one in named:
+            change = partial(_named_among, ndim, one.name, [dim] if "List" in one.type else dim)
+            yield Variation(f"{ndim} dims, {one.name} is {dim}", change)
 
 
 def _named_among(ndim: int, name: str, dim: object, call: Call) -> Call | None:

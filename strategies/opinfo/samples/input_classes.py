@@ -389,7 +389,7 @@ class InputClass:
 
     Changes are asked for of at most ``samples`` samples, the first ones or ``evenly`` spaced ones; None for no limit.
     With ``elements``, they are asked for of calls alone whose tensors all have elements, because others show nothing of
-    values.
+    values. With ``once``, each change is made to the first call that takes it; otherwise to one call after another.
     """
 
     name: str
@@ -398,6 +398,7 @@ class InputClass:
     samples: int | None = None
     elements: bool = False
     evenly: bool = False
+    once: bool = False
 
     def of(self, calls: Sequence[Call]) -> list[int]:
         """Return the numbers of the calls of which changes are asked for."""
@@ -427,7 +428,7 @@ INPUT_CLASSES = (
     InputClass("several dims", several_dims, 2),
     InputClass("flags", flags, 5),
     InputClass("numbers of dims", numbers_of_dims, 4),
-    InputClass("dims among many", dims_among_many, 5, samples=1, elements=True),
+    InputClass("dims among many", dims_among_many, 5, samples=3, elements=True, once=True),
     InputClass("lengths of lists", list_lengths, 2, samples=3),
     InputClass("lengths of lists in code", lengths_in_code, 4, samples=3),
     InputClass("steps", steps, 2),
