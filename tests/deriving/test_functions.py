@@ -164,7 +164,11 @@ def test_a_function_of_autograd_has_rules_of_its_own_backward(given: Callable[..
 
 def test_a_function_of_autograd_may_set_its_context_up_apart() -> None:
     samples(Apart.apply)(lambda: [(torch.ones(4, 3),)])
-    assert str(overload_named(f"{__name__}.Apart.apply")._schema).endswith("(Tensor rows) -> Tensor")
+    op = overload_named(f"{__name__}.Apart.apply")
+    assert str(op._schema).endswith("(Tensor rows) -> Tensor")
+    assert overload_named(f"{__name__}.Apart") is op
+    with pytest.raises(ValueError, match=r"no function .*Appart has samples; did you mean '.*\.Apart'"):
+        overload_named(f"{__name__}.Appart")
 
 
 @pytest.mark.parametrize(

@@ -85,7 +85,8 @@ def samples(op: str | Callable[..., object]) -> Callable[[Maker], Maker]:
 def overload_named(text: str) -> OpOverload:
     """Return the overload that a user named; of an op with one overload its name may be left out.
 
-    For a function with samples, named by its path, and for the name of its stand-in, this is the stand-in.
+    For a function with samples, named by its path, and for the name of its stand-in, this is the stand-in. The path of
+    an ``autograd.Function`` may end with its class.
 
     Raises
     ------
@@ -93,11 +94,10 @@ def overload_named(text: str) -> OpOverload:
         If there is none.
     """
     for name in _functions:
-        if text in (name, callable_of(name)):
+        if text in (name, *_paths_of(name)):
             return _defined(name)
-    functions = {callable_of(name).rpartition(".")[0] for name in _functions}
-    if text.rpartition(".")[0] in functions:
-        known = [callable_of(name) for name in _functions]
+    if text.partition(".")[0] in {module_of(name).partition(".")[0] for name in _functions}:
+        known = [path for name in _functions for path in _paths_of(name)]
         raise ValueError(f"no function {text} has samples{did_you_mean(text, known)}")
     parts = text.removeprefix("torch.ops.").replace("::", ".").split(".")
     if len(parts) not in (2, 3) or not all(part.isidentifier() for part in parts):
@@ -148,6 +148,12 @@ def callable_of(op: str) -> str:
     """Return the path of the function that an overload stands for; empty if it stands for none."""
     function = _functions.get(op)
     return "" if function is None else _path_of(function)
+
+
+def _paths_of(op: str) -> tuple[str, ...]:
+    """Return the paths by which a user may name a function; an ``autograd.Function`` may go without ``.apply``."""
+    path = callable_of(op)
+    return (path,) if function_of_autograd(_functions[op]) is None else (path, path.removesuffix(".apply"))
 
 
 def module_of(op: str) -> str:
