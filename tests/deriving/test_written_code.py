@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,6 +20,7 @@ from verifier.deriving.writing.mutants import Mutants, tried_mutants
 from verifier.deriving.writing.strategy import strategy_text
 from verifier.deriving.writing.subject import CannotWriteError, Provenance, Target
 from verifier.torch_internals.names import OpOverload
+from verifier.torch_internals.registries import keys_of_rules
 
 GIVEN = Provenance("2.13.0", "0.1.0", "2 3", "float64", 0, "derive")
 
@@ -93,6 +95,19 @@ def test_the_code_registers_a_strategy_that_claims_the_rules(target: Target) -> 
     test = text_of_test(aten.sum.dim_IntList, calls, "derived")
     compile(test, "test_derived.py", "exec")
     assert "verify(torch.ops.aten.sum.dim_IntList, *args" in test
+
+
+@pytest.mark.usefixtures("rules_taken_back")
+@pytest.mark.parametrize("op", [aten._foreach_mul.List, aten._foreach_mul_.List])
+def test_of_lists_of_a_foreach_op_dtensor_asks_for_one_tensor_at_a_time(op: OpOverload) -> None:
+    calls = evidence(way(op, lambda tensor, a, b, c: ([tensor(a, b), tensor(c, b)], [tensor(a, b), tensor(c, b)])))
+    scope: dict[str, Any] = {}
+    exec(compile(code_for(op, calls), "derived.py", "exec"), scope)
+    one = torch.empty(4, 3)
+    rows = scope[f"{str(op).replace('.', '_')}_strategy"](op, (one, one), {})  # the product has one result
+    assert [Shard(1), Shard(1), Shard(1)] in rows
+    assert all(len(row) == 3 and row[0] == row[1] for row in rows if not op._schema.returns)
+    assert keys_of_rules()[1][op].needs_pytree
 
 
 def test_a_test_imports_what_defines_the_op_wherever_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,7 +27,7 @@ from verifier.torch_internals.caches import call_by_shapes, endless_rules, trace
 from verifier.torch_internals.expanding.free_rules import RedistributesError, free_rules_alone
 from verifier.torch_internals.placements import Combination, Placements, placements_of_spec
 from verifier.torch_internals.refusals import is_refusal, raised_in, returns_none
-from verifier.torch_internals.registries import installed_sharded_op
+from verifier.torch_internals.registries import asked_per_element, installed_sharded_op
 from verifier.torch_internals.sharded_ops import ShardedOp
 from verifier.torch_internals.watching import EndlessRuleError, SlowRulesError, ended_rules
 
@@ -289,7 +289,7 @@ class ClaimReader:
         return self._rules(self._schema(specs), mesh, self._result_meta, len(self._metas))
 
     def _is_foreach(self) -> bool:
-        return str(self.op).startswith(("aten._foreach_", "aten._amp_foreach_", "aten._fused_")) and any(
+        return asked_per_element(self.op) and any(
             isinstance(arg, list | tuple) and any(isinstance(x, torch.Tensor) for x in arg) for arg in self._args()
         )
 

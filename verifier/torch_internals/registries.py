@@ -16,7 +16,11 @@ from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor._decompositions import DecompShardingStrategy
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
 from torch.distributed.tensor._op_schema import OpSchema, OpSpec, OpStrategy, RuntimeSchemaInfo
-from torch.distributed.tensor._ops.single_dim_strategy import _SingleDimStrategyInfo, register_single_dim_strategy
+from torch.distributed.tensor._ops.single_dim_strategy import (
+    _resolve_foreach_elementwise_overload,
+    _SingleDimStrategyInfo,
+    register_single_dim_strategy,
+)
 from torch.distributed.tensor._ops.utils import generate_redistribute_costs
 from torch.distributed.tensor.experimental import register_sharding
 from torch.distributed.tensor.placement_types import Placement
@@ -27,6 +31,7 @@ from verifier.torch_internals.sharded_ops import ShardedOp
 __all__ = [
     "IMPORTS_OF_OP_STRATEGY",
     "IMPORTS_OF_SINGLE_DIM",
+    "asked_per_element",
     "by_register_sharding",
     "count_as_registered",
     "has_handler_of_user",
@@ -44,6 +49,7 @@ __all__ = [
     "replaced_sharded_op",
     "replaced_strategy",
     "replicated_rule",
+    "results_per_element",
     "sees_mesh",
     "takes_filters",
 ]
@@ -62,6 +68,17 @@ from torch.distributed.tensor._ops.utils import expand_to_full_mesh_op_strategy,
 def places_lists_of_results() -> bool:
     """Return whether a strategy for one mesh dim can place the tensors of a list that an op returns: from 2.14 on."""
     return takes_filters()
+
+
+def asked_per_element(op: OpOverload) -> bool:
+    """Return whether DTensor asks a strategy for one mesh dim of one tensor of each list, as of a foreach op."""
+    return str(op).startswith(("aten._foreach_", "aten._amp_foreach_", "aten._fused_"))
+
+
+def results_per_element(op: OpOverload) -> int:
+    """Return how many results such a strategy places: those of the op for one tensor, if there is one."""
+    returns = (_resolve_foreach_elementwise_overload(op) or op)._schema.returns
+    return sum("Tensor" in str(result.type) for result in returns)
 
 
 def takes_filters() -> bool:

@@ -5,7 +5,12 @@ from __future__ import annotations
 import json
 
 from verifier.deriving.writing.subject import Subject
-from verifier.torch_internals.registries import IMPORTS_OF_OP_STRATEGY, IMPORTS_OF_SINGLE_DIM, places_lists_of_results
+from verifier.torch_internals.registries import (
+    IMPORTS_OF_OP_STRATEGY,
+    IMPORTS_OF_SINGLE_DIM,
+    places_lists_of_results,
+    results_per_element,
+)
 
 __all__ = ["filter_of_products", "imports_of_single_dim", "registered_by_sharding", "registered_for_single_dim"]
 
@@ -15,8 +20,10 @@ _FOR_LISTS = "a strategy for one mesh dim takes no list of results in this torch
 
 def registered_for_single_dim(subject: Subject, uneven: bool, filtered: bool) -> list[str]:
     """Return the lines that register a strategy for one mesh dim, with a filter of products if ``filtered``."""
-    if subject.returns_list and not places_lists_of_results():
+    if _is_for_all_dims(subject):
         return _registered_for_all_dims(subject, uneven)
+    if subject.per_element:
+        return _registered_per_element(subject, uneven)
     return [
         "", "", "@register_single_dim_strategy(", f"    {subject.path}, schema_info={_schema_info(subject)},",
         f"    allow_uneven_sharding={uneven},",
@@ -25,6 +32,33 @@ def registered_for_single_dim(subject: Subject, uneven: bool, filtered: bool) ->
         f"    return {subject.name}_rules(*args, **kwargs)"
         + (f" + [row for row, *_ in {subject.name}_in_blocks(*args, **kwargs)]" if filtered else ""),
     ]  # fmt: skip
+
+
+def _is_for_all_dims(subject: Subject) -> bool:
+    return subject.returns_list and not subject.per_element and not places_lists_of_results()
+
+
+def _registered_per_element(subject: Subject, uneven: bool) -> list[str]:
+    """Return the lines that register a strategy which DTensor asks of one tensor of each list at a time.
+
+    The op for one tensor may return what an op on lists writes to.
+    """
+    lists = [n for n, a in enumerate(subject.schema) if a.name in subject.lists]
+    rules, said = f"{subject.name}_rules(*args, **kwargs)", ""
+    if results_per_element(subject.op) > len(subject.op._schema.returns):
+        written = next(a.name for a in subject.schema if a.alias_info is not None and a.name in subject.tensors)
+        at = subject.tensors.index(written)
+        rules, said = f"[[row[{at}], *row] for row in {rules}]", ", which is the result where it is written to"
+    return f'''
+
+@register_single_dim_strategy(
+    {subject.path}, schema_info={_schema_info(subject)},
+    allow_uneven_sharding={uneven},
+)
+def {subject.name}_strategy(op, args, kwargs):
+    """Return the rules for one tensor of each list, as DTensor asks for them{said}."""
+    args = [[one] if n in {lists} else one for n, one in enumerate(args)]
+    return {rules}'''.split("\n")
 
 
 def _registered_for_all_dims(subject: Subject, uneven: bool) -> list[str]:
@@ -66,7 +100,7 @@ def registered_by_sharding(subject: Subject) -> list[str]:
 def imports_of_single_dim(subject: Subject, filtered: bool) -> list[str]:
     """Return the lines that import what a strategy for one mesh dim is made of."""
     lines = IMPORTS_OF_SINGLE_DIM.splitlines()
-    if subject.returns_list and not places_lists_of_results():
+    if _is_for_all_dims(subject):
         lines = IMPORTS_OF_OP_STRATEGY.splitlines()
     if filtered:
         lines += [

@@ -53,7 +53,8 @@ def strategy_text(
     subject = Subject(op, calls, target)
     writer = Body(subject)
     in_blocks = [rule for rule in made.rules if rule.cut is not None]
-    filtered = in_blocks if target is Target.SINGLE_DIM and (takes_filters() if filters is None else filters) else []
+    may_filter = target is Target.SINGLE_DIM and not subject.per_element
+    filtered = in_blocks if may_filter and (takes_filters() if filters is None else filters) else []
     left_out = [] if filtered or subject.sees_mesh else in_blocks
     written = [rule for rule in made.rules if rule not in left_out and rule not in filtered]
     if not written and not filtered:

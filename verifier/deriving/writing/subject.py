@@ -11,6 +11,7 @@ from verifier.deriving.learning.alike import as_one_result
 from verifier.deriving.learning.evidence import CallEvidence
 from verifier.planning.own_samples import callable_of, module_of
 from verifier.torch_internals.names import OpOverload
+from verifier.torch_internals.registries import asked_per_element
 
 __all__ = ["CannotWriteError", "Provenance", "Subject", "Target", "strategy_name"]
 
@@ -110,6 +111,12 @@ class Subject:
             else "a list of results" if any("List" in str(result.type) for result in self.op._schema.returns)
             else "None for a result" if any(call.absent for call in self.calls) else ""
         )  # fmt: skip
+
+    @property
+    def per_element(self) -> bool:
+        """Whether DTensor asks the strategy of one tensor of each list at a time, and one rule can say it of all."""
+        listed = self.target is Target.SINGLE_DIM and bool(self.lists) and asked_per_element(self.op)
+        return listed and (self.alike or not self.returns_list)
 
     @property
     def returns_list(self) -> bool:
