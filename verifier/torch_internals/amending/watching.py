@@ -26,6 +26,7 @@ from verifier.torch_internals.amending.propagation import is_torchs, refusing
 from verifier.torch_internals.amending.registrations import handled_where, layered
 from verifier.torch_internals.caches import clear_caches
 from verifier.torch_internals.ops import registered_overloads, written_tensors
+from verifier.torch_internals.registries import is_registered_by_user
 from verifier.torch_internals.watching import memory_of
 
 __all__ = [
@@ -162,12 +163,16 @@ def _writes(op: OpOverload) -> bool:
 
 @contextlib.contextmanager
 def users_copies_unwritten() -> Iterator[None]:
-    """Let DTensor refuse to redistribute a tensor to which an op of the user's writes, whatever the op is called."""
+    """Let DTensor refuse to redistribute a tensor to which an op of the user's writes, whatever the op is called.
+
+    So it is for an op of torch whose rules the user registers.
+    """
     redistribute = OpDispatcher.redistribute_local_args
 
     @refusing
     def unless_written(given: OpInfo, wanted: OpSchema, of_wanted: bool) -> None:
-        arguments = wanted.op._schema.arguments if wanted.op.namespace not in ("aten", "prims") else ()
+        of_user = wanted.op.namespace not in ("aten", "prims") or is_registered_by_user(wanted.op)
+        arguments = wanted.op._schema.arguments if of_user else ()
         at = 0
         for argument, leaves in zip(arguments, map(pytree.tree_leaves, wanted.args_schema), strict=False):
             written = argument.alias_info is not None and argument.alias_info.is_write
