@@ -156,6 +156,25 @@ def test_parts_of_a_sum_differ_in_value_size_and_sign(
     assert len({float(piece.double().abs().max()) for piece in real}) > 1 or parts == 2
 
 
+@given(reduction=st.sampled_from(["sum", "avg", "max", "min"]), parts=st.integers(2, 8), seed=SEEDS)
+def test_parts_may_be_infinite_beside_a_nan_and_beside_no_infinity(reduction: str, parts: int, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    value = values((6, 6), torch.float64, seed).index_fill(0, torch.tensor([0, 1]), math.nan)
+    pieces = split_partial(value, reduction, parts, generator)
+    combined = {
+        "sum": lambda all_parts: all_parts.sum(0),
+        "avg": lambda all_parts: all_parts.mean(0),
+        "max": lambda all_parts: all_parts.amax(0),
+        "min": lambda all_parts: all_parts.amin(0),
+    }[reduction](torch.stack(pieces))
+    assert torch.equal(combined.isnan(), value.isnan())
+    assert torch.equal(combined.nan_to_num(), value.nan_to_num())
+    assert any(bool(piece.isinf().any()) for piece in pieces)
+    value[5, 5] = math.inf
+    pieces = split_partial(value, reduction, parts, generator)
+    assert not any(bool(piece[:5].isinf().any()) for piece in pieces)
+
+
 @given(
     dtype=st.sampled_from(DTYPES),
     reduction=st.sampled_from(["min", "max", "product", *BITWISE_REDUCTIONS]),

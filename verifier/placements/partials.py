@@ -143,7 +143,8 @@ def split_partial(value: torch.Tensor, reduction: str, parts: int, generator: to
 
     The parts differ from rank to rank in size and sign. The rank whose part completes the value is drawn at random, for
     each tensor (sum, avg, bxor) or each element (product, min, max, band, bor). On small integers the reduction is
-    exact in every dtype.
+    exact in every dtype. If ``value`` has a NaN and no infinity, some parts are infinities that the reduction hides (a
+    minimum hides inf), or of which it makes the NaN.
 
     Raises
     ------
@@ -179,7 +180,7 @@ def split_partial(value: torch.Tensor, reduction: str, parts: int, generator: to
             pieces.append(_noise(value, generator, -steps, steps) * amplitude)
             total = total - pieces[-1]
         pieces[closing] = total
-        return pieces
+        return _with_infinite_parts(pieces, value, reduction, generator)
 
     owner = torch.randint(0, parts, value.shape, generator=generator)
     if reduction == "product":
@@ -192,7 +193,26 @@ def split_partial(value: torch.Tensor, reduction: str, parts: int, generator: to
         if not value.dtype.is_floating_point:  # a wrapped integer would win the reduction
             moved = torch.where((moved > value) if reduction == "max" else (moved < value), value, moved)
         pieces.append(torch.where(owner == rank, value, moved))
-    return pieces
+    return _with_infinite_parts(pieces, value, reduction, generator)
+
+
+def _with_infinite_parts(
+    pieces: list[torch.Tensor], value: torch.Tensor, reduction: str, generator: torch.Generator
+) -> list[torch.Tensor]:
+    """Return parts of which some are infinite, if ``value`` has a NaN and no infinity.
+
+    A rank whose shard has no elements holds -inf under a maximum: a part may be infinite where the maximum is not. And
+    two infinities may make a NaN that no rank has. With infinities in the value itself, which another argument may have
+    as well, such parts would make a NaN of a sum that has none.
+    """
+    if not value.dtype.is_floating_point or not bool(value.isnan().any()) or bool(value.isinf().any()):
+        return pieces
+    drawn = torch.randint(0, 2, value.shape, generator=generator).bool()
+    if reduction in ("max", "min"):
+        hidden = -math.inf if reduction == "max" else math.inf
+        return [torch.where(drawn & (piece != value) & ~value.isnan(), hidden, piece) for piece in pieces]
+    infinities = (math.inf, -math.inf, *[0.0] * (len(pieces) - 2))
+    return [torch.where(drawn & value.isnan(), one, piece) for one, piece in zip(infinities, pieces, strict=True)]
 
 
 def _lone_infinities(value: torch.Tensor, reduction: str) -> torch.Tensor:

@@ -14,6 +14,7 @@ __all__ = [
     "SIZES",
     "UNINITIALISED",
     "UNIQUE_INDICES",
+    "WITH_FRACTIONS",
     "WITH_ZEROS",
     "WRITE_ONLY",
 ]
@@ -57,6 +58,9 @@ UNINITIALISED = frozenset(
 
 NO_BACKWARD = {"_segment_reduce": "its kernel on CPU crashes for some of the samples (torch 2.13.0)"}
 """OpInfos whose backward pass is not run, with the reason."""
+
+WITH_FRACTIONS = frozenset({"frac"})
+"""Bases of ops that give 0 for every integer, which usual values are: a quarter of these is taken."""
 
 WITH_ZEROS = frozenset({"logical_and", "logical_not", "logical_or", "logical_xor"})
 """Bases of ops that ask which elements are 0, of which usual values have none: every third element is."""

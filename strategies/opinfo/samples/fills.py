@@ -219,7 +219,9 @@ def with_specials(
 ) -> torch.Tensor:
     """Return ``tensor`` with some elements, at least one, replaced by special values and by the thresholds.
 
-    The draw's number selects the special values, because a NaN in every tensor would hide the effect of infinities.
+    The draw's number selects the special values, because a NaN in every tensor would hide the effect of infinities. A
+    NaN without an infinity comes in draws of NaN alone: there, parts may be infinite, as no other tensor has infinities
+    (see :func:`verifier.placements.partials.split_partial`).
     """
     kinds = _SPECIALS[number % len(_SPECIALS)]
     values = torch.tensor([*kinds, *(() if len(kinds) == 1 else thresholds)], dtype=tensor.dtype)
@@ -228,4 +230,6 @@ def with_specials(
     hit = torch.rand(tensor.shape, generator=generator) < 0.2
     hit.view(-1)[int(torch.randint(tensor.numel(), (), generator=generator))] = True
     replacements = values.take(torch.randint(len(values), tensor.shape, generator=generator))
-    return torch.where(hit, replacements, tensor)
+    made = torch.where(hit, replacements, tensor)
+    alone = len(kinds) > 1 and bool(made.isnan().any()) and not bool(made.isinf().any())
+    return torch.where(made.isnan(), float("inf"), made) if alone else made

@@ -12,7 +12,7 @@ import torch
 
 from strategies.opinfo.calls.by_op import Template
 from strategies.opinfo.calls.call import Call, attempt, parameters, quiet
-from strategies.opinfo.calls.op_facts import KEEP_VALUES, TRUSTING, WITH_ZEROS
+from strategies.opinfo.calls.op_facts import KEEP_VALUES, TRUSTING, WITH_FRACTIONS, WITH_ZEROS
 from strategies.opinfo.calls.op_names import base_of
 from strategies.opinfo.samples.argument_spellings import Variation
 from strategies.opinfo.samples.fill_plans import (
@@ -153,6 +153,8 @@ class OpInfoSample:
         seed = self._seed + size * 0x85EBCA6B + draw * 0xC2B2AE35 + special
         generator = self._row.generator.manual_seed(seed & 0x7FFF_FFFF_FFFF_FFFF)
         leaves = refilled(prepared.call, prepared.fills, generator, draw)
+        if base_of(self.op).rstrip("_") in WITH_FRACTIONS:
+            leaves = [_times(leaf, 0.25) if place in prepared.fills else leaf for place, leaf in enumerate(leaves)]
         if base_of(self.op).rstrip("_") in WITH_ZEROS:
             leaves = [_with_zeros(leaf, generator) for leaf in leaves]
         if self.op.startswith("aten.round") and (decimals := prepared.call.values.get("decimals")):
@@ -288,7 +290,7 @@ def _laid_out(leaf: object, like: object) -> object:
     return with_strides(leaf, like.stride())
 
 
-def _times(leaf: object, factor: int) -> object:
+def _times(leaf: object, factor: float) -> object:
     return leaf * factor if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() else leaf
 
 
