@@ -259,7 +259,8 @@ def closed(op: str, code: str, *more: str, calls: str = "") -> list[SampleReport
     checked; without it all are.
     """
     exec(compile(code, "derived.py", "exec"), {})
-    flat = CheckOptions(tuple(MeshSpec.parse(text) for text in ("2", "3", *more)), samples_called_again=0)
+    meshes = tuple(MeshSpec.parse(text) for text in ("2", "3", *more))
+    flat = CheckOptions(meshes, claims_only=True, samples_called_again=0)
     with_products = replace(flat, meshes=(*flat.meshes, MeshSpec.parse("2x2")))
     samples = installed_sources()["own"].samples(OpTarget(op, "own", op), SampleOptions(max_samples=4))
     wanted = [sample for sample in samples if re.search(calls, sample.origin)]

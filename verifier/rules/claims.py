@@ -52,6 +52,8 @@ TRACED = 48
 """At most so many combinations are traced through the decomposition of an op that has no strategy."""
 ASKED = 64
 """At most so many combinations of a call are asked about, where a strategy lists no rules, if only claims matter."""
+_COMPARED = 12
+"""The same beside what a strategy enumerates by itself, where the claims of two calls are compared."""
 
 
 def claim_reader(
@@ -191,7 +193,7 @@ def claims_and_failures(case: OpCase, extent: int) -> frozenset[str]:
     """Return the rules that DTensor claims of a call, with the results, and how it fails instead, as text."""
 
     def ask() -> frozenset[str]:
-        claims, failures = claims_of(case, extent)
+        claims, failures = claims_of(case, extent, _COMPARED)
         rules = (f"{', '.join(claim.rule.inputs)} -> {', '.join(claim.rule.outputs)}" for claim in claims)
         return frozenset((*rules, *(f"{failure.kind} raised in {failure.where}" for failure in failures)))
 
@@ -221,10 +223,15 @@ def _by_text(claims: Sequence[Claim]) -> dict[str, tuple[Placement, ...]]:
     return {", ".join(claim.rule.inputs): tuple(p for (p,) in claim.inputs) for claim in claims}
 
 
-def claims_of(case: OpCase, extent: int) -> tuple[list[Claim], tuple[RuleFailure, ...]]:
+def claims_of(case: OpCase, extent: int, most: int | None = None) -> tuple[list[Claim], tuple[RuleFailure, ...]]:
     """Return what DTensor claims of a call on a mesh dim of ``extent`` ranks, and how it fails where it does not.
 
     Nothing for a call that is not one of an operator, that raises, or for which DTensor runs code of its own.
+
+    Parameters
+    ----------
+    most
+        At most so many combinations are asked about beside those that the strategy enumerates by itself.
     """
     call = LocalCall(case)
     if not isinstance(call.op, OpOverload) or has_own_handler(call.op) or case.op in OWN_CODE:
@@ -241,7 +248,7 @@ def claims_of(case: OpCase, extent: int) -> tuple[list[Claim], tuple[RuleFailure
     groups = (*tensor_groups(call, case), *((number,) for number in sorted(call.buffers)))
     free = input_combinations(kinds, groups, ASKED)
     claims = []
-    for combination in where_to_ask(reader, call, free, mesh.shape):
+    for combination in where_to_ask(reader, call, free, mesh.shape, most):
         if possible(call, combination):
             claim = read_claim(reader, call, case.op, combination, mesh, reference)
             if claim is not None:
