@@ -107,6 +107,17 @@ def rules(x, m):
 """
 
 
+NOISE = """
+import torch
+from torch.distributed.tensor import Partial, Shard
+from torch.distributed.tensor._ops.single_dim_strategy import register_single_dim_strategy
+
+@register_single_dim_strategy(torch.ops.aten.rrelu_with_noise.default)
+def rules(op, args, kwargs):
+    return [[OUTPUT, Shard(0), Shard(0)]]
+"""
+
+
 KEPT = """
 import torch
 from torch.distributed.tensor import Replicate
@@ -253,48 +264,32 @@ def tracked() -> torch.library.Library:
     return library
 
 
-@pytest.mark.usefixtures("tracked")
+ROWS = (torch.arange(8.0).reshape(4, 2), torch.arange(4.0))
+NEGATIVE = (-torch.ones(4), torch.zeros(4), 0.5, 0.5, True)
+
+
+@pytest.mark.usefixtures("tracked", "rules_taken_back")
+@pytest.mark.parametrize(
+    ("rules", "op", "args"),
+    [(TRACKED, "torchs_own.tracked.default", ROWS), (NOISE, "aten.rrelu_with_noise.default", NEGATIVE)],
+    ids=["op of the user's", "op of torch's"],
+)
 @pytest.mark.parametrize(
     ("output", "placed", "mended"),
     [("Shard(0)", Replicate(), {"a000": "writes-to-copies"}), ("Partial()", Shard(0), {})],
 )
-def test_a_write_of_a_user_s_op_to_a_redistributed_copy_is_torch_s_and_a_wrong_rule_stays_wrong(
-    tmp_path: Path, output: str, placed: Placement, mended: dict[str, str]
+def test_a_write_under_rules_of_the_user_to_a_redistributed_copy_is_torch_s_and_a_wrong_rule_stays_wrong(
+    tmp_path: Path,
+    rules: str,
+    op: str,
+    args: tuple[object, ...],
+    output: str,
+    placed: Placement,
+    mended: dict[str, str],
 ) -> None:
-    file = tmp_path / "tracked.py"
-    file.write_text(TRACKED.replace("OUTPUT", output))
-    op = "torchs_own.tracked.default"
-    case = OpCase(op, f"torch.ops.{op}", (torch.arange(8.0).reshape(4, 2), torch.arange(4.0)), {}, "own")
-    trial = Trial(case, MeshSpec((2,)), ((Shard(0),), (placed,)))
-    with closing(PoolSet(lambda key: Pool(key, [str(file)]))) as pools:
-        assert judge(pools.run_alone(trial), make_reference(case)).kind.bad
-    finding = make_finding("a000", op=op, verdict="WRONG_VALUE", trial=trial_record(trial))
-    assert mended_beside_rules((), [finding], [str(file)]) == mended
-
-
-NOISE = """
-import torch
-from torch.distributed.tensor import Partial, Shard
-from torch.distributed.tensor._ops.single_dim_strategy import register_single_dim_strategy
-
-@register_single_dim_strategy(torch.ops.aten.rrelu_with_noise.default)
-def rules(op, args, kwargs):
-    return [[OUTPUT, Shard(0), Shard(0)]]
-"""
-
-
-@pytest.mark.usefixtures("rules_taken_back")
-@pytest.mark.parametrize(
-    ("output", "placed", "mended"),
-    [("Shard(0)", Replicate(), {"a000": "writes-to-copies"}), ("Partial()", Shard(0), {})],
-)
-def test_a_write_of_torch_s_op_under_rules_of_a_user_s_to_a_copy_is_torch_s_and_a_wrong_rule_stays_wrong(
-    tmp_path: Path, output: str, placed: Placement, mended: dict[str, str]
-) -> None:
-    file = tmp_path / "noise.py"
-    file.write_text(NOISE.replace("OUTPUT", output))
-    op = "aten.rrelu_with_noise.default"
-    case = OpCase(op, f"torch.ops.{op}", (-torch.ones(4), torch.zeros(4), 0.5, 0.5, True), {}, "opinfo")
+    file = tmp_path / "writing.py"
+    file.write_text(rules.replace("OUTPUT", output))
+    case = OpCase(op, f"torch.ops.{op}", args, {}, "own")
     trial = Trial(case, MeshSpec((2,)), ((Shard(0),), (placed,)))
     with closing(PoolSet(lambda key: Pool(key, [str(file)]))) as pools:
         assert judge(pools.run_alone(trial), make_reference(case)).kind.bad
