@@ -249,3 +249,24 @@ def test_an_op_that_ends_the_threads_is_named_and_the_next_one_runs() -> None:
             assert (found.done, found.failure) == (2, "")  # a vector, whole and cut
     finally:
         threads.close()
+
+
+def test_claims_on_pending_reductions_are_compared_with_random_numbers(capsys: pytest.CaptureFixture[str]) -> None:
+    import partial_claims
+
+    assert partial_claims.holds(torch.relu, "max", [True])
+    assert not partial_claims.holds(torch.square, "max", [True])
+    assert partial_claims.holds(torch.mul, "sum", [True, False])
+    assert not partial_claims.holds(torch.mul, "sum", [True, True])
+    assert partial_claims.main(["frac", "--max-samples", "1"]) == 0
+    assert "5 claims of 1 ops, 5 wrong: 0 missed" in capsys.readouterr().out
+
+
+def test_a_wrong_claim_on_a_pending_reduction_that_rules_lets_pass_is_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import partial_claims
+
+    monkeypatch.setattr(partial_claims, "judged", lambda ops, most: {"aten.frac.default": {"wrong": [], "special": []}})
+    assert partial_claims.main(["frac"]) == 1
+    assert "missed   frac with P(sum)" in capsys.readouterr().out
