@@ -13,11 +13,11 @@ import torch
 
 from strategies.opinfo.calls.call import Call, Parameter, attempt, parameters, quiet
 from strategies.opinfo.calls.checked import codes_of
-from strategies.opinfo.calls.op_facts import TRUSTING
+from strategies.opinfo.calls.op_facts import COMPARED, TRUSTING
 from strategies.opinfo.calls.op_names import base_of
 from strategies.opinfo.programs import called_both_ways, called_twice
 from strategies.opinfo.samples.argument_spellings import spellings, with_value
-from strategies.opinfo.samples.asking.arguments import near_numbers
+from strategies.opinfo.samples.asking.arguments import may_read_none, near_numbers
 from verifier.core.case import OpCase
 from verifier.core.ops import resolve
 from verifier.programs import SecondCall, calls_again
@@ -102,7 +102,12 @@ def _other_arguments(call: Call) -> Iterator[tuple[str, Call]]:
 
 
 def _harmless(call: Call, parameter: Parameter, given: object) -> Iterator[object]:
-    """Yield other values that no kernel has to check: dims that all tensors have, and ends of the first one's shape."""
+    """Yield other values that no kernel has to check: dims that all tensors have, and ends of the first one's shape.
+
+    Of ops of the user's, flags, factors and codes of choices follow, none of which is a size.
+    """
+    if not is_torchs(call.op):
+        yield from _choices(call, parameter, given)
     shape = call.tensors[0].shape
     alike = parameter.name == "dim" and all(tensor.shape == shape for tensor in call.tensors)
     if alike and type(given) is int:
@@ -112,6 +117,17 @@ def _harmless(call: Call, parameter: Parameter, given: object) -> Iterator[objec
         yield list(given[:-1])
     elif parameter.name == "normalized_shape" and len(call.tensors) == 1:
         yield from (list(shape[start:]) for start in range(len(shape)))
+
+
+def _choices(call: Call, parameter: Parameter, given: object) -> Iterator[object]:
+    """Yield other values of a flag, a factor, a code, or an integer that kernels compare with indices alone."""
+    if type(given) is bool:
+        if not may_read_none(call, parameter.name):
+            yield not given
+    elif type(given) is float or (type(given) is int and parameter.type == "number"):
+        yield from (given + 1, -given, 0.0)
+    elif type(given) is int:
+        yield from (0, 1) if parameter.name in COMPARED else codes_of(call.op, parameter.name)
 
 
 def _others(call: Call, parameter: Parameter, given: object) -> Iterator[object]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -77,6 +78,45 @@ def test_what_a_kernel_need_not_check_is_changed_as_well() -> None:
         called = Called("aten.native_layer_norm.default", NUMBERS, [6], None, None, 1e-5)
         report = check_sample(called, CheckOptions((TWO,), claims_only=True))
     assert {stale.left_out for stale in report.stale} == {"normalized_shape"}
+    assert report.wrong == []
+
+
+@pytest.mark.parametrize(
+    ("op", "args", "branch", "left_out"),
+    [
+        (
+            aten.embedding_dense_backward.default,
+            (NUMBERS, torch.tensor([1, 1, 1, 0]), 3, -1, False),
+            lambda args: [] if args[4] else [[Partial(), Shard(0), Shard(0)]],
+            "scale_grad_by_freq",
+        ),
+        (
+            aten.embedding_dense_backward.default,
+            (NUMBERS, torch.tensor([1, 1, 1, 0]), 3, -1, False),
+            lambda args: [[Partial(), Shard(0), Shard(0)]] if args[3] < 0 else [],
+            "padding_idx",
+        ),
+        (
+            aten.mse_loss_backward.default,
+            (NUMBERS[0, 0], NUMBERS, NUMBERS + 1, 2),
+            lambda args: [[Shard(0), Replicate(), Shard(0), Shard(0)]] if args[3] == 2 else [],
+            "reduction",
+        ),
+        (
+            aten.leaky_relu_backward.default,
+            (NUMBERS, NUMBERS - 9, 0.5, False),
+            lambda args: [[Partial("max"), Partial("max"), Replicate()]] if args[2] >= 0 else [],
+            "negative_slope",
+        ),
+    ],
+)
+def test_of_a_backward_flags_factors_and_choices_are_changed(
+    op: Any, args: Any, branch: Callable[[Any], list[list[Any]]], left_out: str
+) -> None:
+    with replaced_strategy(op):
+        register_single_dim_strategy(op, schema_info=RuntimeSchemaInfo())(lambda op, args, kwargs: branch(args))
+        report = check_sample(Called(str(op), *args), CheckOptions((TWO,), claims_only=True))
+    assert {stale.left_out for stale in report.stale} == {left_out}
     assert report.wrong == []
 
 

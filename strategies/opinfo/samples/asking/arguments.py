@@ -19,7 +19,15 @@ from strategies.opinfo.samples.asking.claimed import claimed
 from verifier.torch_internals.amending.propagation import is_torchs
 from verifier.torch_internals.rule_code.constants import constants_of_rule
 
-__all__ = ["OtherValue", "argument_branches", "equal_numbers", "near_numbers", "other_values", "without_tensors"]
+__all__ = [
+    "OtherValue",
+    "argument_branches",
+    "equal_numbers",
+    "may_read_none",
+    "near_numbers",
+    "other_values",
+    "without_tensors",
+]
 
 _NUMBERS = (0, 1, -1, 2, 0.5, -0.5, math.inf, -math.inf)
 """Numbers on which rules branch, beside those in their code."""
@@ -64,7 +72,7 @@ def other_values(call: Call) -> Iterator[OtherValue]:
         for parameter in parameters(call.op):
             given = start.values.get(parameter.name, parameter.default)
             for value in dict.fromkeys(_candidates(parameter, given, start, constants)):
-                if value != given and not _may_read_none(call, parameter.name):
+                if value != given and not may_read_none(call, parameter.name):
                     change = partial(_with_argument, base, parameter.name, value)
                     yield OtherValue(Variation(f"{label}{parameter.name} is {value}", change), base)
 
@@ -129,7 +137,7 @@ def _are_not_needed(names: frozenset[str], call: Call) -> bool:
     return not names & _STATISTICS or (names >= _STATISTICS and any(call.values.get(one) is True for one in _TRAINING))
 
 
-def _may_read_none(call: Call, name: str) -> bool:
+def may_read_none(call: Call, name: str) -> bool:
     """Return whether another value of the argument ``name`` may let a kernel read statistics that are not there."""
     return name in _TRAINING and any(call.values.get(one, call) is None for one in _STATISTICS)
 
