@@ -43,6 +43,8 @@ def _ids(draw: Draw, *shape: int) -> torch.Tensor:
     flat = ids.view(-1)
     if flat.numel() > 3:
         flat[1], flat[-1] = flat[0], rows - 1
+    elif flat.numel() == 2:
+        flat[1] = flat[0]
     return ids
 
 
@@ -125,6 +127,9 @@ def _lookup_gradients() -> Iterator[Way]:
         ("by frequency", False, True, flat),
         ("padding, by frequency", True, True, square),
         ("ids of two dims", False, False, square),
+        ("two ids of one row", False, False, lambda size: (2,)),
+        ("one id", False, False, lambda size: (1,)),
+        ("columns of one id", False, True, lambda size: (size.positions, 1)),
     ):
         make = _gradient(padded, scaled, shape)
         yield Way("aten.embedding_backward.default", label, _dense(make), exact=not scaled)

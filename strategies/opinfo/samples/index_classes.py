@@ -9,10 +9,12 @@ from functools import partial
 import torch
 
 from strategies.opinfo.calls.call import Call, attempt, parameters
+from strategies.opinfo.calls.checked import is_trusting
 from strategies.opinfo.calls.op_names import base_of
-from strategies.opinfo.samples.argument_spellings import Variation, with_value
+from strategies.opinfo.samples.argument_spellings import Variation, with_value, with_values
+from verifier.torch_internals.amending.propagation import is_torchs
 
-__all__ = ["bounds", "index_lists", "left_out"]
+__all__ = ["bounds", "ends", "index_extents", "index_lists", "left_out", "steps"]
 
 _SELECTING = (
     "slice",
@@ -40,6 +42,46 @@ def bounds(call: Call) -> Iterator[Variation]:
         yield Variation("end is past the end", partial(_past_the_end, 3))
         yield Variation("end is the largest integer", partial(_past_the_end, _LARGEST))
         yield Variation("end is None", partial(with_value, name="end", value=None))
+
+
+def ends(call: Call) -> Iterator[Variation]:
+    """Yield the last elements, all but the first ones, and all but the last ones: both bounds change together.
+
+    One bound that is left open makes a rule take the whole dim for selected, if it does not look at the other one.
+    """
+    if {"start", "end", "step"} <= {one.name for one in parameters(call.op)} and "backward" not in str(call.op):
+        for label, sign, last in (("the last elements", -1, False), ("all but the first", 1, False), ("", -1, True)):
+            yield Variation(label or "all but the last", partial(_end_of, sign, last))
+
+
+def _end_of(sign: int, last: bool, call: Call) -> Call | None:
+    if (extent := _extent(call)) < 2:
+        return None
+    bound = sign * max(1, extent // 3)
+    changed: dict[str, object] = {"start": None if last else bound, "end": bound if last else None, "step": 1}
+    if "src" in call.values:
+        tensor = call.tensors[0]
+        dim = call.values.get("dim", 0)
+        part = attempt(Call(torch.ops.aten.slice.Tensor, (tensor, dim, *changed.values()), {}))
+        if part is None:
+            return None
+        changed["src"] = part[0].flip(0).clone()
+    return with_values(changed, call)
+
+
+def steps(call: Call) -> Iterator[Variation]:
+    """Yield larger steps through a whole dim: the rows of a rank begin anywhere between two of those that are taken."""
+    if is_trusting(call):
+        return
+    for parameter in parameters(call.op):
+        given = call.values.get(parameter.name, parameter.default)
+        if parameter.name == "step" and type(given) is int and not parameter.out:
+            yield from (Variation(f"in steps of {step}", partial(_in_steps, step)) for step in (2, 3) if step != given)
+
+
+def _in_steps(step: int, call: Call) -> Call | None:
+    ends = {one.name: None for one in parameters(call.op) if one.name in ("start", "end") and "Optional" in one.type}
+    return Call.of(call.op, {**call.values, **ends, "step": step})
 
 
 def _extent(call: Call) -> int:
@@ -108,6 +150,53 @@ def _indexed(dims: Sequence[int], wide: bool, call: Call) -> Call | None:
             return None
         changed["values"] = selected[0].flip(0).clone()
     return Call.of(call.op, changed)
+
+
+_LENGTHS: tuple[tuple[int, tuple[str, ...], str], ...] = (
+    (0, ("n", "1"), "all"),
+    (0, ("1", "n"), "all"),
+    (0, ("n", "n"), "one row"),
+    (1, ("n", "1"), "all"),
+    (0, ("n", "n"), "all"),
+    (0, ("n x 1", "n"), "one row"),
+    (0, ("n",), "one"),
+)
+"""The first dim with an index, the shapes of the indices, and the values that are written."""
+
+
+def index_extents(call: Call) -> Iterator[Variation]:
+    """Yield writes at as many different indices as the first dim has, beside a single index, for rules of the user's.
+
+    An index of one element is broadcast, and so are values of one row. Torch's samples have one list of two indices.
+    """
+    types = {parameter.name: parameter.type for parameter in parameters(call.op)}
+    if is_torchs(call.op) or not {"indices", "values", "accumulate"} <= set(types):
+        return
+    if any(one.out for one in parameters(call.op)):
+        return
+    for accumulate in (True, False):
+        for first, shapes, values in _LENGTHS:
+            label = f"indices {', '.join(shapes)} from dim {first} on, {values} of the values"
+            label += f", accumulate is {accumulate}"
+            yield Variation(label, partial(_of_lengths, first, shapes, values, accumulate))
+
+
+def _of_lengths(first: int, shapes: Sequence[str], values: str, accumulate: bool, call: Call) -> Call | None:
+    tensor = call.tensors[0]
+    if not tensor.ndim or not (extent := tensor.shape[0]):
+        return None
+    shape = (extent, extent + 1, extent + 2, extent + 3)
+    cube = torch.arange(math.prod(shape)).view(shape).to(tensor.dtype)
+    every = torch.arange(extent).flip(0)  # no index twice, so that the order of writes does not matter
+    of_shape = {"n": every, "1": every[:1], "n x 1": every[:, None]}
+    indices = [None] * first + [of_shape[one].clone() for one in shapes]
+    selected = attempt(Call(torch.ops.aten.index.Tensor, (cube, indices), {}))
+    if selected is None:
+        return None
+    given = selected[0].flip(0).clone()
+    written = {"all": given, "one row": given[:1].clone(), "one": given.flatten()[0].clone()}[values]
+    changed = {"indices": indices, "values": written, "accumulate": accumulate}
+    return Call.of(call.op, {**call.values, next(iter(call.values)): cube, **changed})
 
 
 def _masked(first: int, call: Call) -> Call | None:

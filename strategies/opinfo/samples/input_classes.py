@@ -23,7 +23,7 @@ from strategies.opinfo.samples.asking.extents import broadcast_extents, extent_b
 from strategies.opinfo.samples.asking.tensors import branches
 from strategies.opinfo.samples.conversions import as_complex, converted
 from strategies.opinfo.samples.dim_numbers import batch_dims, batch_dims_of_gradients, dim_numbers, dims_among_many
-from strategies.opinfo.samples.index_classes import bounds, index_lists, left_out
+from strategies.opinfo.samples.index_classes import bounds, ends, index_extents, index_lists, left_out, steps
 from strategies.opinfo.samples.size_classes import (
     broadcasts,
     empty,
@@ -324,21 +324,6 @@ _FLAGS = ("invert", "accumulate", "include_self", "left", "adjoint", "unitriangu
           "out_int32", "right")  # fmt: skip
 
 
-def steps(call: Call) -> Iterator[Variation]:
-    """Yield larger steps through a whole dim: the rows of a rank begin anywhere between two of those that are taken."""
-    if is_trusting(call):
-        return
-    for parameter in parameters(call.op):
-        given = call.values.get(parameter.name, parameter.default)
-        if parameter.name == "step" and type(given) is int and not parameter.out:
-            yield from (Variation(f"in steps of {step}", partial(_in_steps, step)) for step in (2, 3) if step != given)
-
-
-def _in_steps(step: int, call: Call) -> Call | None:
-    ends = {one.name: None for one in parameters(call.op) if one.name in ("start", "end") and "Optional" in one.type}
-    return Call.of(call.op, {**call.values, **ends, "step": step})
-
-
 # ------------------------------------------------------------------------------------------------------ boundary values
 def boundaries(call: Call) -> Iterator[Variation]:
     """Yield numbers at the boundary of their domain: orders without an ordinary norm, equal or crossed limits, 0.
@@ -433,7 +418,9 @@ INPUT_CLASSES = (
     InputClass("lengths of lists in code", lengths_in_code, 4, samples=3),
     InputClass("steps", steps, 2),
     InputClass("bounds", bounds, 4),
+    InputClass("ends", ends, 3, samples=3, elements=True, once=True),
     InputClass("index lists", index_lists, 6),
+    InputClass("extents of indices", index_extents, 14, elements=True, once=True),
     InputClass("arguments left out", left_out, 2),
     InputClass("boundaries", boundaries, 5),
     InputClass("branches of rules", branches, 6, samples=3),
