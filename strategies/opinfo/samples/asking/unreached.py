@@ -16,6 +16,7 @@ from strategies.opinfo.samples.argument_spellings import Variation
 from strategies.opinfo.samples.asking.arguments import other_values
 from strategies.opinfo.samples.asking.claimed import claimed, run_rule
 from strategies.opinfo.samples.asking.extents import other_extents
+from strategies.opinfo.samples.asking.lists import other_lists
 from strategies.opinfo.samples.asking.tensors import other_tensors
 from strategies.opinfo.samples.sample import OpInfoSample
 from verifier.torch_internals.amending.propagation import is_torchs
@@ -89,7 +90,7 @@ def _changed(
 
 def _changes(call: Call, changes: Callable[[Call], Iterable[Variation]]) -> Iterator[Variation]:
     values = (one.variation for one in other_values(call))
-    return chain(values, other_extents(call), other_tensors(call), changes(call))
+    return chain(values, other_extents(call), other_tensors(call), other_lists(call), changes(call))
 
 
 def _reached(codes: Sequence[CodeType], sample: OpInfoSample) -> frozenset[Block]:
