@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import partial
+from typing import Any
 
 from strategies.opinfo.calls.call import Call, Parameter, parameters
 from strategies.opinfo.calls.checked import is_trusting
@@ -53,7 +54,7 @@ def other_lists(call: Call) -> Iterator[Variation]:
                 yield Variation(f"{parameter.name} is {list(other)}", partial(_with_list, parameter.name, other))
 
 
-def _given(call: Call, parameter: Parameter) -> Sequence[object]:
+def _given(call: Call, parameter: Parameter) -> Sequence[Any]:
     """Return a list of the call; in place of an empty one, which stands for a default, another list of the call."""
     given = call.values.get(parameter.name, parameter.default)
     if given is None or (isinstance(given, list | tuple) and not given):
@@ -62,7 +63,7 @@ def _given(call: Call, parameter: Parameter) -> Sequence[object]:
     return given if isinstance(given, list | tuple) else ()
 
 
-def _integers(call: Call, parameter: Parameter, given: Sequence[int]) -> Iterator[list[int]]:
+def _integers(call: Call, parameter: Parameter, given: Sequence[int]) -> Iterator[list[Any]]:
     least = 1 if any(part in parameter.name for part in _DIVISORS) else -_LARGEST
     constants = sorted(one for one in constants_of_rule(call.op) if type(one) is int and abs(one) <= _LARGEST)
     extents = [*call.tensors[0].shape] if call.tensors else []
@@ -80,7 +81,7 @@ def _integers(call: Call, parameter: Parameter, given: Sequence[int]) -> Iterato
         yield from [_replaced(given, place, extents[behind])] if -behind <= len(extents) and extents[behind] else []
 
 
-def _replaced(given: Sequence[object], place: int, item: object) -> list[object]:
+def _replaced(given: Sequence[Any], place: int, item: object) -> list[Any]:
     return [*given[:place], item, *given[place + 1 :]]
 
 
