@@ -25,6 +25,8 @@ _UNEVEN, _SMALL = (5, 7, 11, 13, 9, 15), (2, 3, 1, 2, 3, 1)
 _MORE, _EVEN = (7, 13, 5, 11, 17, 9), (12, 4, 8, 6, 24, 16)
 _WANTED = (None, _UNEVEN, _SMALL, _MORE, _EVEN)
 """The extents to try first at each size, for the call's extents in turn; the first size is the call as it is."""
+_MOST_ELEMENTS = 1 << 22
+"""A call with more elements takes more memory than a worker has."""
 _MOST_CALLS = 60
 """So many calls are tried to find one at another size."""
 
@@ -116,6 +118,8 @@ class Extents:
 
         With the extents change integers that are such an extent, and then indices. Only different calls are tried.
         """
+        if self.elements(extents) > _MOST_ELEMENTS:
+            return None
         before = {self.extent(group) for group in extents}
         counts = any(type(leaf) is int and leaf > 1 and leaf in before for leaf in self.call.leaves)
         indices = any(isinstance(leaf, torch.Tensor) and _may_be_indices(leaf) for leaf in self.call.leaves)
@@ -125,6 +129,14 @@ class Extents:
     def other(self, group: Group, extent: int) -> Call | None:
         """Return the call with another extent of one group, and of what changes with it; None if it is not taken."""
         return self._taken({group: extent}) if extent != self.extent(group) else None
+
+    def elements(self, extents: Mapping[Group, int]) -> int:
+        """Return the number of elements of all tensors of the call with other extents of some groups."""
+        new = {place: extent for group, extent in extents.items() for place in group}
+        shapes = [
+            (number, leaf.shape) for number, leaf in enumerate(self.call.leaves) if isinstance(leaf, torch.Tensor)
+        ]
+        return sum(math.prod(new.get((n, dim), old) for dim, old in enumerate(shape)) for n, shape in shapes)
 
     def resized(self, extents: Mapping[Group, int], integers: bool = False, indices: bool = False) -> Call:
         """Return the call with other extents of some groups; elements are those of the call, repeated.

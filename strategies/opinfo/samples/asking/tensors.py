@@ -142,11 +142,12 @@ def _long_dims(call: Call) -> Iterator[Variation]:
 
 def _with_long_dim(number: int, call: Call) -> Call | None:
     extents = Extents.of(call)
-    if number >= len(extents.groups) or not 0 < (before := extents.extent(extents.groups[number])) < _LONG:
+    if number >= len(extents.groups) or not 0 < extents.extent(group := extents.groups[number]) < _LONG:
         return None
-    if sum(tensor.numel() for tensor in call.tensors) * _LONG // before > _MOST_ELEMENTS:
+    # at another size of the call, dims may have one extent that have several here
+    if len({place for place, _ in group}) != len(group) or extents.elements({group: _LONG}) > _MOST_ELEMENTS:
         return None
-    return extents.other(extents.groups[number], _LONG)
+    return extents.other(group, _LONG)
 
 
 def _strides(call: Call) -> Iterator[Variation]:
