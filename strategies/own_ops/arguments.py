@@ -16,14 +16,15 @@ from strategies.opinfo.calls.checked import codes_of
 from strategies.opinfo.calls.running import accepts
 from strategies.opinfo.samples.argument_spellings import DIMS, Variation, with_value, with_values
 from strategies.opinfo.samples.asking.arguments import near_numbers, without_tensors
-from strategies.opinfo.samples.asking.claimed import claimed
+from strategies.opinfo.samples.asking.claimed import claimed, kinds_of
 from strategies.opinfo.samples.asking.extents import extent_branches, lengths_of_rule
+from strategies.opinfo.samples.asking.lists import list_branches
 from strategies.opinfo.samples.asking.tensors import branches
 from verifier.torch_internals.amending.propagation import rule_function
 from verifier.torch_internals.names import OpOverload, pytree
 from verifier.torch_internals.rule_code.constants import constants_of_op, constants_of_rule
 
-__all__ = ["other_arguments", "other_dims", "other_values"]
+__all__ = ["dims_of_one", "other_arguments", "other_dims", "other_values"]
 
 _NUMBERS = (0, 1, -1, 2, 3, 0.5, -0.5, 1.0, -2.0, math.inf, -math.inf)
 _DTYPES = (torch.int64, torch.float32, torch.float64, torch.bool)
@@ -68,7 +69,9 @@ def other_arguments(call: Call) -> Iterator[Variation]:
             same.append(variation)
     yield from branches(call)
     yield from extent_branches(call)
+    yield from list_branches(call)
     yield from _numbers_of_dims(call)
+    yield from (change for change in dims_of_one(call) if _are_new(claimed(change.apply(call)), usual))
     yield from raising
     yield from same
 
@@ -209,6 +212,39 @@ def _numbers_of_dims(call: Call) -> Iterator[Variation]:
             ):
                 yield variation
                 break
+
+
+def dims_of_one(call: Call) -> Iterator[Variation]:
+    """Yield the call with a dim fewer, or a dim more, of one of several tensors, and with none, if the op takes it."""
+    outs = {argument.name for argument in call.op._schema.arguments if argument.is_out}
+    read = [id(value) for name, value in call.values.items() if name not in outs]
+    places = [place for place, leaf in enumerate(call.leaves) if isinstance(leaf, torch.Tensor)]
+    if len(places) < 2:
+        return
+    on_fake = accepts(call, on_fake_tensors=True)
+    for number, place in enumerate(places):
+        leaf = call.leaves[place]
+        assert isinstance(leaf, torch.Tensor)
+        for ndim in dict.fromkeys((0, leaf.ndim - 1, leaf.ndim + 1)):
+            if id(leaf) in read and 0 <= ndim <= _MOST_DIMS and ndim != leaf.ndim:
+                change = Variation(f"{ndim} dims of tensor {number}", partial(_one_with_dims, place, ndim - leaf.ndim))
+                changed = change.apply(call)
+                if changed is not None and accepts(changed, on_fake_tensors=on_fake):
+                    yield change
+
+
+def _one_with_dims(place: int, more: int, call: Call) -> Call | None:
+    leaves = call.leaves
+    leaf = leaves[place]
+    if not isinstance(leaf, torch.Tensor) or leaf.ndim + more < 0 or not leaf.numel():
+        return None
+    leaves[place] = leaf.expand(*(2,) * more, *leaf.shape).clone() if more > 0 else leaf[(0,) * -more].clone()
+    return call.with_leaves(leaves)
+
+
+def _are_new(rules: frozenset[str], usual: frozenset[str]) -> bool:
+    """Return whether rules do not raise, and have one that is not as the usual ones, whatever the dims are."""
+    return not _raises(rules) and bool(kinds_of(rules) - kinds_of(usual))
 
 
 def _shifted(rule: str, by: int) -> str:

@@ -17,7 +17,7 @@ from strategies.opinfo.samples.asking.arguments import without_tensors
 from strategies.opinfo.samples.asking.unreached import reaching_samples
 from strategies.opinfo.samples.extents import Extents, rare_extents
 from strategies.opinfo.samples.sample import OpInfoSample, changes_of
-from strategies.own_ops.arguments import other_arguments, other_dims, other_values
+from strategies.own_ops.arguments import dims_of_one, other_arguments, other_dims, other_values
 from strategies.own_ops.beyond import beyond_numbers, misdescribed_extents
 from strategies.own_ops.from_schema import calls_from_schema
 from strategies.own_ops.names import own_ops, own_ops_named
@@ -169,7 +169,7 @@ def _with_optional_tensors(
 
 def _changes_of_one(call: Call) -> Iterator[Variation]:
     """Yield changes of a call for which its op's rules are not asked."""
-    for changes in (other_values, spellings, rare_extents, other_dims, beyond_numbers):
+    for changes in (other_values, spellings, rare_extents, other_dims, dims_of_one, beyond_numbers):
         yield from changes(call)
 
 

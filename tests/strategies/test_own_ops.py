@@ -98,6 +98,33 @@ def test_another_number_of_dims_is_tried_where_other_dims_are_sharded_from_eithe
 
 
 @pytest.mark.usefixtures("rules_taken_back")
+@pytest.mark.parametrize(("sharded", "found"), [(True, True), (False, False)])
+def test_one_of_two_tensors_has_no_dims_where_rules_claim_something_else(sharded: bool, found: bool) -> None:
+    """Each rank has a row of its own for one id."""
+
+    def strategy(table: torch.Tensor, ids: torch.Tensor) -> list[tuple[list[object], list[object]]]:
+        rows = [([Partial()], [S(0), R])] if sharded and not ids.ndim else []
+        return [([R], [R, R]), ([S(ids.ndim)], [S(1), R]), *(([S(d)], [R, S(d)]) for d in range(ids.ndim)), *rows]
+
+    verifier.samples("test_own_ops::looked_up")(lambda: [(torch.randn(7, 4), torch.tensor([[0, 3, 6], [1, 2, 2]]))])
+    register_sharding(OPS.looked_up.default)(strategy)
+    assert ("0 dims of tensor 1" in labels("looked_up")) == found
+    assert any(report.wrong for report in reports("looked_up", rare=True)) == found
+
+
+@pytest.mark.usefixtures("rules_taken_back")
+def test_a_list_whose_items_cancel_is_given_to_a_rule_that_adds_them_up() -> None:
+    def strategy(x: torch.Tensor, by: list[int]) -> list[tuple[list[object], list[object]]]:
+        dims = range(x.ndim) if not sum(by) else range(len(by), x.ndim)
+        return [([R], [R, None]), *(([S(d)], [S(d), None]) for d in dims)]
+
+    verifier.samples("test_own_ops::rotated")(lambda: [(torch.randn(6, 4, 5), [1, 2])])
+    register_sharding(OPS.rotated.default)(strategy)
+    assert "by is [1, -1]" in labels("rotated")
+    assert any(report.wrong for report in reports("rotated", rare=True))
+
+
+@pytest.mark.usefixtures("rules_taken_back")
 def test_a_rule_for_two_optional_tensors_without_a_third_is_tried_with_tensors_of_several_examples() -> None:
     def strategy(
         x: object, bias: object = None, mask: object = None, gate: object = None
