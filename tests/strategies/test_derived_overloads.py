@@ -7,6 +7,8 @@ import torch
 
 from strategies.opinfo.calls.call import Call
 from strategies.opinfo.samples.derived_overloads import converted
+from strategies.opinfo.source import SOURCE
+from verifier.rules.samples import SampleOptions
 
 
 @pytest.mark.parametrize(("dims", "made"), [([0], True), ([0, 1], True), ([], False)])
@@ -17,3 +19,13 @@ def test_no_call_of_prims_is_made_whose_shape_the_kernel_and_the_meta_function_d
     assert (op(x, dims, 1).shape == op(x.to("meta"), dims, 1).shape) is made, "if torch agrees, the call may be made"
     sibling = Call(torch.ops.aten.var.correction, (x, dims), {"correction": 1})
     assert (converted(sibling, op) is not None) is made
+
+
+@pytest.mark.parametrize(
+    "op",
+    ["slice_copy.Tensor", "select_copy.int", "split_copy.Tensor", "view_as_real_copy.default", "slice_copy.Tensor_out"],
+)
+def test_what_copies_in_place_of_a_view_is_called_as_the_view(op: str) -> None:
+    targets = SOURCE.select([f"aten.{op}"])
+    options = SampleOptions(max_samples=2, rare=False)
+    assert [sample.op for target in targets for sample in SOURCE.samples(target, options)][:1] == [f"aten.{op}"]

@@ -19,8 +19,13 @@ __all__ = ["converted", "families_with_rule", "family", "is_sibling"]
 
 @cache
 def family(op: OpOverload | str) -> str:
-    """Return the common stem of overloads whose calls can be made from each other."""
+    """Return the common stem of overloads whose calls can be made from each other.
+
+    What copies in place of making a view takes the arguments of the view.
+    """
     key = stem(base_of(str(op)))
+    if isinstance(op, OpOverload) and torch.Tag.view_copy in op.tags:
+        key = key.removesuffix("_copy")
     while key in SAME_AS:
         key = stem(SAME_AS[key])
     return key
