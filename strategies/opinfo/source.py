@@ -6,7 +6,7 @@ import difflib
 import fnmatch
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from itertools import chain, islice, zip_longest
 
 import torch
@@ -20,7 +20,7 @@ from strategies.opinfo.calls.providers import PROVIDERS, is_known
 from strategies.opinfo.handmade import NO_CALLS, handmade_of_row, handmade_overloads, handmade_samples
 from strategies.opinfo.samples.argument_spellings import Variation, spellings
 from strategies.opinfo.samples.asking.unreached import reaching_samples
-from strategies.opinfo.samples.derived_overloads import converted, family, is_sibling
+from strategies.opinfo.samples.derived_overloads import additions, converted, family, is_sibling
 from strategies.opinfo.samples.input_classes import ASKING, INPUT_CLASSES, InputClass
 from strategies.opinfo.samples.sample import OpInfoSample, changes_of
 from verifier.core.ops import resolve
@@ -341,10 +341,11 @@ def _derived(row: Row, op: OpOverload, options: SampleOptions) -> list[OpInfoSam
         for template in templates:
             if limit is not None and len(made) >= limit:
                 break
-            change = Variation(f"from {template.call.op}", lambda call: converted(call, op))
-            first = change.apply(template.call)
-            if first is not None and first.signature() not in made:
-                made[first.signature()] = OpInfoSample(row, template, (change,))
+            for more in additions(op):
+                change = Variation(f"from {template.call.op}", partial(converted, op=op, more=more))
+                first = change.apply(template.call)
+                if first is not None and first.signature() not in made:
+                    made[first.signature()] = OpInfoSample(row, template, (change,))
     return list(made.values())
 
 

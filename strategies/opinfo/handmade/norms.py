@@ -1,4 +1,4 @@
-"""Calls of norms over the last dims, as training makes them.
+"""Calls of norms over the last dims, and of weights over all dims but one, as training makes them.
 
 OpInfo normalises matrices at most, or all dims, so that nearly no dim is left to be sharded.
 """
@@ -79,7 +79,32 @@ def _rms_norm_backward(mask: list[bool], with_weight: bool, last: int) -> Callab
     return make
 
 
+def _weight_norm(dim: int) -> Callable[[Draw], tuple[torch.Tensor, torch.Tensor, int]]:
+    """Return a function that makes weights of three dims, their lengths along all dims but ``dim``, and ``dim``."""
+
+    def make(draw: Draw) -> tuple[torch.Tensor, torch.Tensor, int]:
+        value = _input(draw)
+        value = torch.where(value == 0, 1, value)  # a row of zeros has no direction
+        lengths = [extent if place == dim % value.ndim else 1 for place, extent in enumerate(value.shape)]
+        return value, draw.values(*lengths), dim
+
+    return make
+
+
+def _weight_norm_backward(dim: int) -> Callable[[Draw], tuple[object, ...]]:
+    def make(draw: Draw) -> tuple[object, ...]:
+        value, length, _ = _weight_norm(dim)(draw)
+        _, norms = torch.ops.aten._weight_norm_interface.default(value, length, dim)
+        return draw.values(*value.shape), value, length, norms, dim
+
+    return make
+
+
 def _ways() -> Iterator[Way]:
+    for dim in (0, 2):  # the kernels take the first dim and the last one
+        yield Way("aten._weight_norm_interface.default", f"dim {dim}", _weight_norm(dim))
+        make = _weight_norm_backward(dim)
+        yield Way("aten._weight_norm_interface_backward.default", f"dim {dim}", make, claims_only=_UNSAFE)
     for last in (1, 2):
         for given, name in _NAMES.items():
             label, row = f"{name}, {last} dims", "nn.functional.layer_norm"

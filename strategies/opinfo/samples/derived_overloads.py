@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 
 import torch
@@ -14,7 +14,7 @@ from strategies.opinfo.calls.op_names import base_of, stem
 from verifier.torch_internals.names import OpOverload
 from verifier.torch_internals.ops import cache_by_rules, registered_overloads
 
-__all__ = ["converted", "families_with_rule", "family", "is_sibling"]
+__all__ = ["additions", "converted", "families_with_rule", "family", "is_sibling"]
 
 
 @cache
@@ -43,10 +43,23 @@ def is_sibling(op: OpOverload, other: OpOverload) -> bool:
     return op is not other and foreach[0] == foreach[1] and family(op) == family(other)
 
 
-def converted(call: Call, op: OpOverload) -> Call | None:
+_TEXTS = {"reduce": ("add", "multiply")}
+"""Texts for arguments that siblings do not have."""
+
+
+def additions(op: OpOverload) -> Iterator[Mapping[str, object]]:
+    """Yield arguments of ``op`` that a sibling's call may lack: none, but for a text that has no default."""
+    texts = [one.name for one in parameters(op) if one.type == "str" and not one.has_default and one.name in _TEXTS]
+    yield from ({name: text} for name in texts[:1] for text in _TEXTS[name])
+    if not texts:
+        yield {}
+
+
+def converted(call: Call, op: OpOverload, more: Mapping[str, object] | None = None) -> Call | None:
     """Return a call of ``op`` with the arguments of ``call``, a call of a sibling; None if that is not possible.
 
-    ``out`` arguments have the shapes and dtypes of the results, and NaN as values.
+    ``out`` arguments have the shapes and dtypes of the results, and NaN as values. Arguments that the sibling lacks are
+    taken from ``more``.
     """
     given = call.values
     by_place = [parameter.name for parameter in parameters(call.op)]
@@ -65,6 +78,8 @@ def converted(call: Call, op: OpOverload) -> Call | None:
                 return None
             values[parameter.name] = value
             used.add(name)
+        elif more and name in more:
+            values[name] = more[name]
         elif not parameter.has_default:
             return None
     if any(name not in used and _has_tensor(value) for name, value in given.items()):
