@@ -17,6 +17,7 @@ from verifier.torch_internals.amending.moving import (
     nan_kept,
     norms_in_float32,
     products_before_sums,
+    products_cost,
     uneven_gathers_apart,
 )
 from verifier.torch_internals.amending.propagation import Decision, Placed, replicated_first, tensors, vetoed
@@ -71,6 +72,13 @@ def _turns_into_parts(decision: Decision) -> bool:
 
 
 @contextmanager
+def _no_factors_of_replicas() -> Iterator[None]:
+    """Let torch's rules not ask for factors of replicas, and choose none of others that does."""
+    with vetoed(("aten.*",), _divides_for_products), products_cost():
+        yield
+
+
+@contextmanager
 def _integers_not_divided() -> Iterator[None]:
     """Let torch's rules not ask for parts of integers, and divide none where others do."""
     with vetoed(("aten.*",), _divides_integers), integers_not_divided():
@@ -111,8 +119,9 @@ REMEDIES = (
         "replicas-divided-for-products",
         "give the redistribution of a replica to P(product), which raises, an infinite cost (_collective_utils.py), so "
         "that no rule is chosen that needs one",
-        lambda: vetoed(("aten.*",), _divides_for_products),
+        _no_factors_of_replicas,
         verdicts=frozenset({"CRASH"}),
+        beside_rules=True,
     ),
     Remedy(
         "parts-turned-into-others",

@@ -78,11 +78,21 @@ def mended_beside_rules(
                 if remedy.verdicts and finding.verdict not in remedy.verdicts:
                     continue
                 kind = judge(run_remedied(pools, trial, (remedy.name,)), reference).kind
-                if kind is VerdictKind.PASS or (kind is VerdictKind.UNSUPPORTED and remedy.refuses):
+                if _is_mended(finding, kind, remedy.refuses):
                     if all(_fails(pools, trial, reference) for _ in range(_AGAIN)):
                         found[finding.fingerprint] = remedy.name
                     break
     return found
+
+
+def _is_mended(finding: FindingRecord, kind: VerdictKind, refuses: bool) -> bool:
+    """Return whether a verdict under a remedy says that what was found is gone.
+
+    That a crash is gone also shows where there are no elements to compare.
+    """
+    if kind is VerdictKind.INCONCLUSIVE:
+        return finding.verdict == VerdictKind.CRASH
+    return kind is VerdictKind.PASS or (kind is VerdictKind.UNSUPPORTED and refuses)
 
 
 def _fails(pools: PoolSet, trial: Trial, reference: Reference) -> bool:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import Partial, Replicate, Shard, _redistribute
+from torch.distributed.tensor import Partial, Replicate, Shard, _collective_utils, _redistribute
+from torch.distributed.tensor._ops import single_dim_strategy, utils
 from torch.distributed.tensor._ops._math_ops import _NormPartial
 from torch.distributed.tensor.placement_types import Placement
 
@@ -25,6 +26,7 @@ __all__ = [
     "nan_kept",
     "norms_in_float32",
     "products_before_sums",
+    "products_cost",
     "uneven_gathers_apart",
 ]
 
@@ -158,6 +160,42 @@ def products_before_sums() -> AbstractContextManager[None]:
         return merged
 
     return exchanged(_redistribute, "_optimize_transform_infos", wrap)
+
+
+def products_cost() -> AbstractContextManager[None]:
+    """Let no rule be chosen that needs the factors of a product where there is a replica, which raises."""
+
+    def wrap_step(cost: Any) -> Any:
+        def cost_of_step(source: Placement, target: Placement, *given: Any) -> Any:
+            return (math.inf, given[-1]) if _is_factoring(source, target) else cost(source, target, *given)
+
+        return cost_of_step
+
+    def wrap(cost: Any) -> Any:
+        def cost_of_all(source: Any, target: Any) -> Any:
+            factors = any(map(_is_factoring, source.placements, target.placements))
+            return math.inf if factors else cost(source, target)
+
+        return cost_of_all
+
+    step = "_compute_placement_transition_cost"
+    return _together(
+        exchanged(_collective_utils, step, wrap_step),
+        exchanged(single_dim_strategy, step, wrap_step),
+        exchanged(utils, "redistribute_cost", wrap),
+    )
+
+
+@contextmanager
+def _together(*amendments: AbstractContextManager[None]) -> Iterator[None]:
+    with ExitStack() as stack:
+        for amendment in amendments:
+            stack.enter_context(amendment)
+        yield
+
+
+def _is_factoring(source: Placement, target: Placement) -> bool:
+    return source.is_replicate() and isinstance(target, Partial) and target.reduce_op == "product"
 
 
 def _is_division(source: Placement, target: Placement) -> bool:
