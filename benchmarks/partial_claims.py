@@ -9,6 +9,8 @@ against the reduction of the function of each part. Neither knows of the other.
 missed    claims that random numbers refute and ``rules`` does not
 accused   claims that ``rules`` refutes and random numbers do not, with what ``rules`` shows. These need another look:
           random numbers are of float64 and finite, and numbers among the arguments have their defaults
+
+All ops take more than ten minutes: ``rules`` confirms each wrong claim on ranks.
 """
 
 from __future__ import annotations
