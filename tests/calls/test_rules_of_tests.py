@@ -169,6 +169,25 @@ def test_every_way_to_register_is_brought_along(pytester: pytest.Pytester) -> No
 
 
 @pytest.mark.processes
+def test_what_defines_an_op_is_brought_along_before_its_rules_where_another_op_is_verified(
+    pytester: pytest.Pytester,
+) -> None:
+    defined, registered = BY_STRATEGY.split("@register_op_strategy")
+    call = """
+        import defined
+        import relying
+        import torch
+
+        def test_sin(verify):
+            verify(torch.ops.aten.sin.default, torch.arange(8.0).reshape(4, 2), placements=["S(0)"])
+    """
+    relying = "import torch\nfrom torch.distributed.tensor._ops.utils import register_op_strategy\n\n"
+    relying += textwrap.dedent("    @register_op_strategy" + registered)
+    write(pytester.path, defined=defined, relying=relying, test_sin=call)
+    run_session(pytester, SIMULATED).assert_outcomes(passed=1)
+
+
+@pytest.mark.processes
 def test_the_command_that_a_session_prints_reproduces(pytester: pytest.Pytester) -> None:
     call = """
     X = torch.tensor([[1.0, -2.0], [3.0, -4.0], [5.0, 6.0], [-7.0, 8.0]], dtype=torch.float64)

@@ -14,20 +14,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 
-import torch
-
 import verifier
 from verifier.execution.patches import BETWEEN_OPS, definitions_of_dtensor, exchanged, ops_that_run
 from verifier.execution.registrations import (
     Lacking,
     Registered,
-    Source,
     as_option,
     changes,
     defining_modules,
+    definition_of_operator,
     is_installed,
     is_of_python,
-    module_of_op,
     registered_rules,
 )
 from verifier.torch_internals.registries import count_as_registered, let_new_rules_win, noted_registrations
@@ -309,7 +306,7 @@ def definitions_of_rules() -> dict[str, tuple[tuple[str, str], ...]]:
     """
     found: dict[str, dict[tuple[str, str], None]] = {}
     for op, rule in registered_rules().items():
-        sources = [*rule.sources, *([own] if (own := _definition_of(op)) is not None else [])]
+        sources = [*rule.sources, *([own] if (own := definition_of_operator(op)) is not None else [])]
         starts = {(one.file, one.name.partition(".")[0]): None for one in sources if one.file}
         if starts:
             found[op] = starts
@@ -319,16 +316,6 @@ def definitions_of_rules() -> dict[str, tuple[tuple[str, str], ...]]:
             if op not in found and (file := getattr(module, "__file__", None)):
                 found[op] = {(file, ""): None}
     return {op: tuple(starts) for op, starts in found.items()}
-
-
-def _definition_of(op: str) -> Source | None:
-    namespace, name, *overload = op.split(".")
-    try:
-        return module_of_op(
-            getattr(getattr(getattr(torch.ops, namespace), name), overload[0] if overload else "default")
-        )
-    except AttributeError:
-        return None
 
 
 def modules_of_rules() -> list[ModuleType]:

@@ -31,6 +31,7 @@ __all__ = [
     "as_option",
     "changes",
     "defining_modules",
+    "definition_of_operator",
     "is_installed",
     "is_of_python",
     "is_of_the_user",
@@ -314,9 +315,26 @@ def lacking(
 
 
 def defining_modules(found: Sequence[Lacking]) -> list[Source]:
-    """Return a source in each module in which what is lacking is defined, in the order in which they were imported."""
+    """Return a source in each module in which what is lacking is defined, in the order in which they were imported.
+
+    The modules that define operators of the user's are among them: a module with a rule may rely on these.
+    """
     sources = [source for one in found if one.ours is not None for source in one.ours.sources]
+    sources += [source for one in found if one.ours is not None and (source := definition_of_operator(one.op))]
     return _in_order({source.module: source for source in reversed(sources)}.values())
+
+
+def definition_of_operator(op: str) -> Source | None:
+    """Return where the operator of a name, as ``mylib.my_op.default``, is defined, if a module of the user's does."""
+    namespace, name, *overload = op.split(".")
+    if namespace in ("aten", "prims"):
+        return None
+    try:
+        return module_of_op(
+            getattr(getattr(getattr(torch.ops, namespace), name), overload[0] if overload else "default")
+        )
+    except AttributeError:
+        return None
 
 
 def module_of_op(op: OpOverload) -> Source | None:
