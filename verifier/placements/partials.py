@@ -212,7 +212,9 @@ def _with_infinite_parts(
         hidden = -math.inf if reduction == "max" else math.inf
         return [torch.where(drawn & (piece != value) & ~value.isnan(), hidden, piece) for piece in pieces]
     infinities = (math.inf, -math.inf, *[0.0] * (len(pieces) - 2))
-    return [torch.where(drawn & value.isnan(), one, piece) for one, piece in zip(infinities, pieces, strict=True)]
+    not_first = (value.isnan().flatten().cumsum(0) > 1).view(value.shape)  # one rank has the first NaN
+    drawn &= value.isnan() & not_first
+    return [torch.where(drawn, one, piece) for one, piece in zip(infinities, pieces, strict=True)]
 
 
 def _lone_infinities(value: torch.Tensor, reduction: str) -> torch.Tensor:
