@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import ast
 import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch.distributed.tensor import Replicate, Shard
-from torch.distributed.tensor._dtensor_spec import TensorMeta
-from torch.distributed.tensor._op_schema import OpStrategy
-from torch.distributed.tensor.placement_types import Placement
 from torch_versions import torch_is
 
 from verifier.core.case import MeshSpec
@@ -273,6 +268,10 @@ def confirmed(reports: Sequence[SampleReport]) -> set[Rule]:
     return set().union(*(report.confirmed for report in reports))
 
 
+def confirmed_inputs(reports: Sequence[SampleReport]) -> set[tuple[str, ...]]:
+    return {rule.inputs for rule in confirmed(reports)}
+
+
 @pytest.mark.parametrize("name", ["less_largest", "less_largest_of_full"])
 def test_a_rule_holds_where_the_cut_falls_on_a_multiple_of_32(name: str, tmp_path: Path) -> None:
     op, code = derived(tmp_path, f"in_blocks_{name}", name, Target.REGISTER_SHARDING)
@@ -290,29 +289,37 @@ def test_extents_in_proportion_and_assertions_show_blocks(name: str, condition: 
     assert f"_begin_at_multiples{condition}" in code
 
 
-def test_a_way_of_registering_that_sees_no_mesh_says_what_it_leaves_out(tmp_path: Path) -> None:
-    op, code = derived(tmp_path, "seen_by_none", "less_largest", Target.SINGLE_DIM)
-    assert "begin at multiples of 32" in " ".join(line.removeprefix("# ") for line in code.splitlines())
-    assert "_begin_at_multiples" not in code
+@pytest.mark.parametrize("name", ["less_largest", "less_largest_of_full"])
+def test_a_strategy_for_one_mesh_dim_keeps_the_products_that_are_cut_in_blocks(name: str, tmp_path: Path) -> None:
+    op, code = derived(tmp_path, f"products_{name}", name, Target.SINGLE_DIM)
+    assert ("full_mesh_strategy_filter=" in code) == torch_is(">=2.14")
+    assert ("is_valid_strategy_cb=" in code) == torch_is("<2.14")
     in_blocks = {("S(1)",), ("(S(1), R)",), ("(R, S(1))",), ("(S(0), S(1))",)}
-    found = {rule.inputs for rule in confirmed(closed(op, code))}
-    if torch_is("<2.14"):
-        assert found.isdisjoint(in_blocks)
-    else:  # a filter sees the mesh
-        assert "full_mesh_strategy_filter=" in code
-        assert found >= in_blocks
+    assert confirmed_inputs(closed(op, code)) >= in_blocks
+    at_any_cut = code.replace(", 32))", ", 1))")
+    assert at_any_cut != code
+    assert [one for report in closed(op, at_any_cut) for one in report.wrong]
 
 
-def test_a_rule_of_ranks_that_have_elements_is_left_out_where_nothing_sees_their_number(tmp_path: Path) -> None:
-    op, code = derived(tmp_path, "no_rows_unseen", "halved", Target.SINGLE_DIM)
-    if torch_is("<2.14"):
-        said = " ".join(line.removeprefix("# ") for line in code.splitlines())
-        assert "holds where each rank has elements of x" in said
-        assert "--target register-sharding does" in said
-    found = {rule.inputs for rule in confirmed(closed(op, code, "4"))}
-    assert ("S(1)",) in found
-    if torch_is("<2.14"):
-        assert ("S(0)",) not in found
+def test_products_that_cut_one_dim_twice_are_kept_where_all_shards_begin_at_multiples(tmp_path: Path) -> None:
+    """Of 128 elements, shards begin at multiples of 32 on 2 ranks, and not on 2x3."""
+    op, code = derived(tmp_path, "cut_twice", "less_largest", Target.SINGLE_DIM)
+    per_dim = code.replace("parts, extent = math.prod(sizes), spec", "parts, extent = sizes[0], spec")
+    assert per_dim != code
+    assert not any(report.wrong for report in closed(op, code, "2x3"))
+    wrong = {one.rule.inputs for report in closed(op, per_dim, "2x3") for one in report.wrong}
+    assert ("(S(1), S(1))",) in wrong
+
+
+def test_a_strategy_for_one_mesh_dim_lets_each_rank_have_elements(tmp_path: Path) -> None:
+    """DTensor uses a rule for five rows on four ranks, whatever a strategy says of uneven shards."""
+    op, code = derived(tmp_path, "no_rows", "halved", Target.SINGLE_DIM)
+    assert {("S(0)",), ("S(1)",)} <= confirmed_inputs(closed(op, code, "4"))
+    on_any = code.replace(" and length * (parts - 1) < extent", "")
+    forbidden = on_any.replace("allow_uneven_sharding=True", "allow_uneven_sharding=False")
+    assert forbidden != on_any != code
+    wrong = [one for report in closed(op, forbidden, "4") for one in report.wrong]
+    assert {one.rule.inputs for one in wrong} == {("S(0)",)}
 
 
 def test_a_rule_of_ranks_that_have_elements_says_so_where_the_mesh_is_seen(tmp_path: Path) -> None:
@@ -323,16 +330,6 @@ def test_a_rule_of_ranks_that_have_elements_says_so_where_the_mesh_is_seen(tmp_p
     on_any = code.replace("_each_rank_has_elements(x, d)", "True")
     wrong = [one.rule.inputs for report in closed(op, on_any, "4") for one in report.wrong]
     assert ("S(0)",) in wrong
-
-
-def test_fewer_elements_than_ranks_are_not_all_that_leaves_a_rank_empty(tmp_path: Path) -> None:
-    """DTensor uses a rule for five rows on four ranks, whatever a strategy says of uneven shards."""
-    op, code = derived(tmp_path, "five_on_four", "halved", Target.SINGLE_DIM)
-    with_rows = code.replace("    return rules\n", "    rules.append([Shard(0), Shard(0)])\n    return rules\n", 1)
-    forbidden = with_rows.replace("allow_uneven_sharding=True", "allow_uneven_sharding=False")
-    assert forbidden != with_rows != code
-    wrong = [one for report in closed(op, forbidden, "4") for one in report.wrong]
-    assert {one.rule.inputs for one in wrong} == {("S(0)",)}
 
 
 @pytest.mark.processes
@@ -352,33 +349,6 @@ def test_an_op_that_ends_its_process_costs_the_placements_that_do_so(tmp_path: P
     assert {(rule.inputs[0] == Replicate(), rule.pivot) for rule in made.rules if rule.pivot is not None} == {
         (False, 0)
     }
-
-
-def test_a_filter_keeps_products_that_are_cut_in_blocks(tmp_path: Path) -> None:
-    (tmp_path / "filtered.py").write_text(BLOCKS.format(space="filtered"))
-    run_imports([str(tmp_path / "filtered.py")])
-    op = overload_named("filtered::less_largest")
-    calls, made = derivation(DeriveRequest(str(op), max_samples=2), HERE)
-    code = strategy_text(op, calls, made, Target.SINGLE_DIM, GIVEN, filters=True)
-    assert "full_mesh_strategy_filter=filtered_less_largest_filter," in code
-    body = ast.parse(code)
-    body.body = [node for node in body.body if not getattr(node, "decorator_list", None)]
-    scope: dict[str, Any] = {}
-    exec(compile(body, "derived.py", "exec"), scope)
-
-    def keeps(extent: int, *placements: Placement) -> bool:
-        mesh = SimpleNamespace(ndim=len(placements), size=lambda n: 2)
-        meta = TensorMeta(torch.Size((8, extent)), (extent, 1), torch.float64)
-        spec = SimpleNamespace(placements=placements, shape=meta.shape, tensor_meta=meta)
-        schema = SimpleNamespace(args_schema=(OpStrategy([]),), kwargs_schema={})
-        return bool(scope["filtered_less_largest_filter"](mesh, schema, [spec], spec))
-
-    assert keeps(64, Shard(1))
-    assert not keeps(96, Shard(1))
-    assert not keeps(64, Shard(1), Shard(1))
-    assert keeps(128, Shard(1), Shard(1))
-    assert keeps(64, Shard(1), Shard(0))
-    assert keeps(96, Shard(0), Replicate())
 
 
 def test_a_result_that_some_calls_lack_has_no_placement_there(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from verifier.deriving.learning.generalise import Cut, DerivedRule, Part
 from verifier.deriving.learning.language import Dim, dim_sets
 from verifier.deriving.writing.subject import CannotWriteError, Subject, Target
 
-__all__ = ["Body", "helpers"]
+__all__ = ["CUT_AT_MULTIPLES", "Body", "helpers"]
 
 
 class Body:
@@ -165,10 +165,11 @@ class Body:
     @property
     def head_of_blocks(self) -> list[str]:
         said = "Return the rules for shards that begin at multiples of a block, with the tensor, the dim and the block."
-        return ["", "", f"def {self.subject.name}_in_blocks({self.subject.parameters()}):", f'    """{said}"""']
+        return [f"def {self.subject.name}_in_blocks({self.subject.parameters()}):", f'    """{said}"""']
 
 
 _HAS_ELEMENTS, _BEGIN_AT_MULTIPLES = "_each_rank_has_elements", "_begin_at_multiples"
+CUT_AT_MULTIPLES = "_cut_at_multiples"
 _COUNTED = "_number_of_results"
 _HELPERS = {
     _HAS_ELEMENTS: f'''\
@@ -189,6 +190,16 @@ def {_BEGIN_AT_MULTIPLES}(spec, dim, block):
         return extent % (block * math.prod(sizes)) == 0
     length = -(-extent // sizes[0])
     return length % block == 0 and length * (sizes[0] - 1) < extent  # each rank has elements
+
+
+'''.split("\n")[:-1],
+    CUT_AT_MULTIPLES: f'''\
+def {CUT_AT_MULTIPLES}(spec, dim, block):
+    """Return whether the shards of a tensor dim begin at multiples of ``block``, and each rank has elements."""
+    sizes = [spec.mesh.size(n) for n, placement in enumerate(spec.placements) if placement.is_shard(dim)]
+    parts, extent = math.prod(sizes), spec.shape[dim]
+    length = -(-extent // parts)
+    return length % block == 0 and length * (parts - 1) < extent and (len(sizes) < 2 or extent % parts == 0)
 
 
 '''.split("\n")[:-1],

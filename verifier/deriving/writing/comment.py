@@ -35,7 +35,7 @@ def comment(subject: Subject, made: Derivation, given: Provenance, left_out: Seq
         "did not."
         for cut in cuts.values()
     ]
-    lines += [f"Left out: {why_left_out(subject, rule)}." for rule in left_out[:2]]
+    lines += [f"Left out: {why_left_out(rule)}." for rule in left_out[:2]]
     for call, inputs in made.unexplained[: 3 - min(2, len(left_out))]:
         lines.append(f"Left out: {', '.join(map(str, inputs))} of {call.origin}, dims {list(call.ndims)}.")
     if len(made.unexplained) > 3:
@@ -43,7 +43,7 @@ def comment(subject: Subject, made: Derivation, given: Provenance, left_out: Seq
     return [piece for line in lines for piece in _wrapped(line)][:10]
 
 
-def why_left_out(subject: Subject, rule: DerivedRule) -> str:
+def why_left_out(rule: DerivedRule) -> str:
     """Return why a rule with a cut is not written."""
     assert rule.cut is not None
     inputs, outputs = (", ".join(f"S({p.text})" if isinstance(p, Dim) else str(p) for p in some)
@@ -56,14 +56,8 @@ def why_left_out(subject: Subject, rule: DerivedRule) -> str:
             f"each rank has elements of {slot}" if rule.cut.in_ones
             else f"the shards of {slot} begin at multiples of {rule.cut.text}"
         )
-        + f"; a strategy for one mesh dim does not see the number of ranks ({_way_out(subject)} does)"
+        + "; a strategy that is asked of one tensor of a list does not see the number of ranks"
     )  # fmt: skip
-
-
-def _way_out(subject: Subject) -> str:
-    """Return what sees the number of ranks; DTensor ignores ``register_sharding`` for most ops of torch."""
-    beyond = subject.op.namespace == "aten" or subject.not_for_register_sharding()
-    return "its filter from torch 2.14 on" if beyond else "--target register-sharding"
 
 
 def _wrapped(line: str, width: int = 116) -> list[str]:

@@ -28,6 +28,8 @@ _OTHER_KIND = {"sum": "max", "avg": "min", "product": "sum", "min": "max", "max"
 _HALF = 2
 _NO_BLOCKS = 1 << 20
 """So many ranks that shards begin at multiples of no block."""
+_IN_BLOCKS = 4
+"""What a rule for shards that begin at multiples of a block has: placements, a tensor, a dim, and the block."""
 _FEW_RANKS = 2
 """So few ranks that each has elements."""
 Row = tuple[Inputs, tuple[Placement | None, ...]]
@@ -55,9 +57,14 @@ def tried_mutants(code: str, calls: Sequence[CallEvidence], made: Derivation) ->
     """Return which changes of the function of the rules in ``code`` its calls tell."""
     module = ast.parse(code)
     module.body = [node for node in module.body if not getattr(node, "decorator_list", None)]
-    (function,) = (node for node in module.body if isinstance(node, ast.FunctionDef) and node.name.endswith("_rules"))
+    functions = [
+        node
+        for node in module.body
+        if isinstance(node, ast.FunctionDef) and node.name.endswith(("_rules", "_in_blocks"))
+    ]
+    names = [function.name for function in functions]
     points = [*_points_of_calls(calls), *_points_of_blocks(calls, made)]
-    listing = _compiled(module, function.name)
+    listing = _compiled(module, names)
     listed: list[set[Row]] = []
     disagrees: dict[str, None] = {}
     for point in points:
@@ -72,8 +79,9 @@ def tried_mutants(code: str, calls: Sequence[CallEvidence], made: Derivation) ->
         listed.append(rows)
     survivors = []
     tried = 0
-    for text, changed in _changes(module, function, _conditions_of_tensors(calls)):
-        other = _compiled(changed, function.name)
+    kept = _conditions_of_tensors(calls)
+    for text, changed in (change for function in functions for change in _changes(module, function, kept)):
+        other = _compiled(changed, names)
         if _is_as_good(points, listed, other):
             continue
         tried += 1
@@ -82,12 +90,29 @@ def tried_mutants(code: str, calls: Sequence[CallEvidence], made: Derivation) ->
     return Mutants(tried, tuple(survivors), tuple(disagrees))
 
 
-def _compiled(module: ast.Module, name: str) -> Callable[..., Any]:
+def _compiled(module: ast.Module, names: Sequence[str]) -> Callable[..., list[Any]]:
+    """Return the function that lists the rules of the functions with these names."""
     scope: dict[str, Any] = {}
     exec(compile(ast.fix_missing_locations(module), "derived", "exec"), scope)  # what the verifier itself has written
-    function = scope[name]
-    assert callable(function)
-    return function  # type: ignore[no-any-return]
+
+    def listing(*args: Any, **kwargs: Any) -> list[Any]:
+        rows: list[Any] = []
+        for name in names:
+            found = scope[name](*args, **kwargs)
+            rows += _in_their_blocks(found, args, kwargs) if name.endswith("_in_blocks") else found
+        return rows
+
+    return listing
+
+
+def _in_their_blocks(found: Sequence[Any], args: Any, kwargs: Any) -> Iterator[Any]:
+    """Yield the rules that a filter keeps: those whose tensor is cut at multiples of their block."""
+    tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if hasattr(leaf, "mesh")]
+    for row, number, dim, block in found:
+        (ranks,), extent = tensors[number].mesh.shape, tensors[number].shape[dim]
+        length = -(-extent // ranks)
+        if length % block == 0 and length * (ranks - 1) < extent:
+            yield row
 
 
 # --------------------------------------------------------------------------------------------------------------- points
@@ -277,6 +302,11 @@ def _changes_of(node: ast.AST, kept: Container[str]) -> Iterator[tuple[str, Call
             yield f"{ast.unparse(node)} with half the block", _halve
     if isinstance(node, ast.Expr) and ast.unparse(node).startswith("rules.append("):
         yield f"without {ast.unparse(node)}", _empty
+    if isinstance(node, ast.Tuple) and len(node.elts) == _IN_BLOCKS and isinstance(node.elts[0], ast.List):
+        yield f"{ast.unparse(node)} with another dim", _shift_cut
+        block = node.elts[-1]
+        if isinstance(block, ast.Constant) and block.value != 1:
+            yield f"{ast.unparse(node)} with half the block", _halve_cut
 
 
 def _conditions(node: ast.If) -> list[ast.expr]:
@@ -298,8 +328,19 @@ def _other_kind(node: ast.Call) -> None:
     node.args = [ast.Constant(_OTHER_KIND[kind])]
 
 
+def _shift_cut(node: ast.Tuple) -> None:
+    node.elts[2] = ast.BinOp(node.elts[2], ast.Add(), ast.Constant(1))
+
+
+def _halve_cut(node: ast.Tuple) -> None:
+    _halve_number(node.elts[-1])
+
+
 def _halve(node: ast.Call) -> None:
-    block = node.args[-1]
+    _halve_number(node.args[-1])
+
+
+def _halve_number(block: ast.expr) -> None:
     assert isinstance(block, ast.Constant)
     assert isinstance(block.value, int)
     block.value //= _HALF

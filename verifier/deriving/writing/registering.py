@@ -4,24 +4,34 @@ from __future__ import annotations
 
 import json
 
+from verifier.deriving.writing.body import CUT_AT_MULTIPLES
 from verifier.deriving.writing.subject import Subject
 from verifier.torch_internals.registries import (
     IMPORTS_OF_OP_STRATEGY,
     IMPORTS_OF_SINGLE_DIM,
     places_lists_of_results,
+    registries_of_rules,
     results_per_element,
+    takes_filters,
 )
 
 __all__ = ["filter_of_products", "imports_of_single_dim", "registered_by_sharding", "registered_for_single_dim"]
 
 
-_FOR_LISTS = "a strategy for one mesh dim takes no list of results in this torch"
+_FOR_LISTS = "A strategy for one mesh dim takes no list of results before torch 2.14."
+_FOR_FILTERS = "A strategy for one mesh dim has no filter of its products before torch 2.14."
 
 
-def registered_for_single_dim(subject: Subject, uneven: bool, filtered: bool) -> list[str]:
-    """Return the lines that register a strategy for one mesh dim, with a filter of products if ``filtered``."""
-    if _is_for_all_dims(subject):
-        return _registered_for_all_dims(subject, uneven)
+def registered_for_single_dim(subject: Subject, uneven: bool, plain: bool, filtered: bool) -> list[str]:
+    """Return the lines that register a strategy for one mesh dim.
+
+    ``plain`` tells whether there are rules that hold for any shards, ``filtered`` whether there are others, which ask
+    for a filter of products.
+
+    Where the torch that runs has no such filter, or takes no list of results there, it is one for all mesh dims.
+    """
+    if _is_for_all_dims(subject, filtered):
+        return _registered_for_all_dims(subject, uneven, plain, filtered)
     if subject.per_element:
         return _registered_per_element(subject, uneven)
     return [
@@ -29,13 +39,20 @@ def registered_for_single_dim(subject: Subject, uneven: bool, filtered: bool) ->
         f"    allow_uneven_sharding={uneven},",
         *([f"    full_mesh_strategy_filter={subject.name}_filter,"] if filtered else []), ")",
         f"def {subject.name}_strategy(op, args, kwargs):",
-        f"    return {subject.name}_rules(*args, **kwargs)"
-        + (f" + [row for row, *_ in {subject.name}_in_blocks(*args, **kwargs)]" if filtered else ""),
+        f"    return {' + '.join(_lists_of_rules(subject, plain, filtered))}",
     ]  # fmt: skip
 
 
-def _is_for_all_dims(subject: Subject) -> bool:
-    return subject.returns_list and not subject.per_element and not places_lists_of_results()
+def _lists_of_rules(subject: Subject, plain: bool, filtered: bool) -> list[str]:
+    """Return the expressions for the rules that hold for any shards, and for those that the filter judges."""
+    anywhere = f"{subject.name}_rules(*args, **kwargs)"
+    in_blocks = f"[row for row, *_ in {subject.name}_in_blocks(*args, **kwargs)]"
+    return [*([anywhere] if plain else []), *([in_blocks] if filtered else [])]
+
+
+def _is_for_all_dims(subject: Subject, filtered: bool) -> bool:
+    lists = subject.returns_list and not subject.per_element and not places_lists_of_results()
+    return lists or (filtered and not takes_filters())
 
 
 def _registered_per_element(subject: Subject, uneven: bool) -> list[str]:
@@ -61,23 +78,51 @@ def {subject.name}_strategy(op, args, kwargs):
     return {rules}'''.split("\n")
 
 
-def _registered_for_all_dims(subject: Subject, uneven: bool) -> list[str]:
-    """Return the lines that register a strategy for all mesh dims: one for a single dim counts a list as one result."""
-    return f'''
+def _registered_for_all_dims(subject: Subject, uneven: bool, plain: bool, filtered: bool) -> list[str]:
+    """Return the lines that register a strategy for all mesh dims.
 
+    One for a single dim counts a list as one result, and has no filter of its products before torch 2.14.
+    """
+    returns = subject.returns_list
+    results = (
+        f"_number_of_results({subject.path}, *args, **kwargs)" if returns else f"{len(subject.op._schema.returns)}"
+    )
+    why = _FOR_LISTS if returns else _FOR_FILTERS
+    keep = (
+        f"\n        is_valid_strategy_cb=functools.partial({subject.name}_filter, mesh, op_schema)," if filtered else ""
+    )
+    adding = "\n    rules += ".join(_lists_of_rules(subject, plain, filtered))
+    replicated = "[Replicate()] * count"
+    if any(call.absent for call in subject.calls):
+        replicated = f"[one and Replicate() for one in rules[0]] if rules else {replicated}  # a result may be None"
+    as_list = """
+    for one in found.strategies if results == 1 else ():
+        one.output_specs = (one.output_specs,)""" if returns else ""  # fmt: skip
+    return f'''
+{_asked_before(subject)}
 @register_op_strategy({subject.path}, schema_info={_schema_info(subject)})
 def {subject.name}_strategy(op_schema):
-    """Return the products of the rules; {_FOR_LISTS}."""
-    args, kwargs = op_schema.args_meta, op_schema.kwargs_meta
-    results = _number_of_results({subject.path}, *args, **kwargs)
-    replicated = [Replicate()] * (results + len(op_schema.args_strategy) + len(op_schema.kwargs_strategy))
+    """Return the products of the rules{" that the filter keeps" if filtered else ""}.
+
+    {why}
+    """
+    mesh, args, kwargs = op_schema.get_mesh_from_args(), op_schema.args_meta, op_schema.kwargs_meta
+    results = {results}
+    rules = {adding}
+    count = results + len(op_schema.args_strategy) + len(op_schema.kwargs_strategy)
+    replicated = {replicated}
     found = expand_to_full_mesh_op_strategy(
-        op_schema.get_mesh_from_args(), op_schema, [replicated, *{subject.name}_rules(*args, **kwargs)],
-        input_index=results, allow_uneven_sharding={uneven},
-    )
-    for one in found.strategies if results == 1 else ():
-        one.output_specs = (one.output_specs,)
+        mesh, op_schema, [replicated, *rules], input_index=results, inplace_op=op_schema.is_inplace_op(),
+        allow_uneven_sharding={uneven},{keep}
+    ){as_list}
     return found'''.split("\n")
+
+
+def _asked_before(subject: Subject) -> str:
+    """Return the line that takes back torch's own strategy for one mesh dim, which DTensor asks before this one."""
+    if subject.op not in registries_of_rules()[-1]:
+        return ""
+    return f"\nDTensor._op_dispatcher.sharding_propagator.op_single_dim_strategy_funcs.pop({subject.path}, None)\n"
 
 
 def registered_by_sharding(subject: Subject) -> list[str]:
@@ -99,37 +144,37 @@ def registered_by_sharding(subject: Subject) -> list[str]:
 
 def imports_of_single_dim(subject: Subject, filtered: bool) -> list[str]:
     """Return the lines that import what a strategy for one mesh dim is made of."""
-    lines = IMPORTS_OF_SINGLE_DIM.splitlines()
-    if _is_for_all_dims(subject):
-        lines = IMPORTS_OF_OP_STRATEGY.splitlines()
+    whole = _is_for_all_dims(subject, filtered)
+    lines = (IMPORTS_OF_OP_STRATEGY if whole else IMPORTS_OF_SINGLE_DIM).splitlines()
     if filtered:
-        lines += [
-            "from torch.distributed.tensor._op_schema import OpStrategy",
-            "from torch.utils._pytree import tree_map",
-        ]
+        lines = [line.replace("import RuntimeSchemaInfo", "import OpStrategy, RuntimeSchemaInfo") for line in lines]
+        lines.append("from torch.utils._pytree import tree_map")
     return lines
 
 
-def filter_of_products(subject: Subject) -> list[str]:
-    """Return the lines of a filter that keeps shards which begin at multiples of a block."""
+def filter_of_products(subject: Subject, plain: bool) -> list[str]:
+    """Return the lines of a filter that keeps shards which begin at multiples of a block.
+
+    ``plain`` tells whether there are other rules, too.
+    """
+    anywhere = f"\n    anywhere = {subject.name}_rules(*args, **kwargs)" if plain else ""
+    allowed = "placed in anywhere or " if plain else ""
     return f'''
 
 def {subject.name}_filter(mesh, op_schema, inputs, outputs):
-    """Return whether the shards begin at multiples of the blocks of the rules that ask for that."""
+    """Return whether shards begin at multiples of the blocks of the rules that ask for that."""
     rest = iter(inputs)
     given = (op_schema.args_schema, op_schema.kwargs_schema)
     args, kwargs = tree_map(lambda one: next(rest).tensor_meta if isinstance(one, OpStrategy) else one, given)
-    anywhere = [row[-len(inputs) :] for row in {subject.name}_rules(*args, **kwargs)]
+    specs = [*(outputs if isinstance(outputs, tuple) else [outputs]), *inputs]{anywhere}
+    in_blocks = {subject.name}_in_blocks(*args, **kwargs)
     for n in range(mesh.ndim):
-        placed = [spec.placements[n] for spec in inputs]
-        if placed in anywhere or all(placement.is_replicate() for placement in placed):
+        placed = [None if spec is None else spec.placements[n] for spec in specs]
+        if {allowed}all(placement is None or placement.is_replicate() for placement in placed):
             continue
-        for row, number, dim, block in {subject.name}_in_blocks(*args, **kwargs):
-            if row[-len(inputs) :] == placed:
-                spec = inputs[number]
-                parts = math.prod(mesh.size(m) for m in range(mesh.ndim) if spec.placements[m].is_shard(dim))
-                if spec.shape[dim] % (parts * block):
-                    return False
+        cuts = [(inputs[number], dim, block) for row, number, dim, block in in_blocks if row == placed]
+        if cuts and not any({CUT_AT_MULTIPLES}(*cut) for cut in cuts):
+            return False
     return True'''.split("\n")
 
 

@@ -19,7 +19,6 @@ from verifier.deriving.writing.registering import (
 )
 from verifier.deriving.writing.subject import CannotWriteError, Provenance, Subject, Target
 from verifier.torch_internals.names import OpOverload
-from verifier.torch_internals.registries import takes_filters
 
 __all__ = ["strategy_text"]
 
@@ -34,7 +33,6 @@ def strategy_text(
     target: Target,
     given: Provenance,
     uneven: bool = True,
-    filters: bool | None = None,
 ) -> str:
     """Return a module that registers the derived rules as the strategy of ``op``.
 
@@ -42,8 +40,6 @@ def strategy_text(
     ----------
     uneven
         Whether the rules may be used where a rank has no elements.
-    filters
-        Whether a strategy for one mesh dim can have a filter; if None, whether it can in the torch that runs.
 
     Raises
     ------
@@ -53,14 +49,14 @@ def strategy_text(
     subject = Subject(op, calls, target)
     writer = Body(subject)
     in_blocks = [rule for rule in made.rules if rule.cut is not None]
-    may_filter = target is Target.SINGLE_DIM and not subject.per_element
-    filtered = in_blocks if may_filter and (takes_filters() if filters is None else filters) else []
+    filtered = in_blocks if target is Target.SINGLE_DIM and not subject.per_element else []
     left_out = [] if filtered or subject.sees_mesh else in_blocks
     written = [rule for rule in made.rules if rule not in left_out and rule not in filtered]
     if not written and not filtered:
-        raise CannotWriteError(f"{op}: {why_left_out(subject, left_out[0])}")
+        raise CannotWriteError(f"{op}: {why_left_out(left_out[0])}")
     body, blocks = writer.rules(written), writer.rules(filtered, in_blocks=True)
-    filtering = filter_of_products(subject) if blocks else []
+    plain = bool(body) or not blocks
+    filtering = filter_of_products(subject, plain) if blocks else []
     if target is Target.LOCAL_MAP:
         imports, tail = list(_IMPORTS_OF_LOCAL_MAP), run_on_locals(subject)
         imports += [f"import {subject.module}"] if subject.module else _defining(op, given.imports)
@@ -69,7 +65,7 @@ def strategy_text(
     else:
         imports, tail = (
             imports_of_single_dim(subject, bool(blocks)),
-            registered_for_single_dim(subject, uneven, bool(blocks)),
+            registered_for_single_dim(subject, uneven, plain, bool(blocks)),
         )
     header = "\n".join(f"# {line}" for line in comment(subject, made, given, left_out))
     used = [
@@ -78,17 +74,19 @@ def strategy_text(
         if any(re.search(rf"\b{name}\b", line) for line in (*body, *blocks, *filtering, *tail))
     ]
     prepared = writer.prepared(body)
-    function = [*helpers([*prepared, *body, *tail]), *writer.head, *prepared, *body, "    return rules"]
+    function = [*helpers([*prepared, *body, *filtering, *tail])]
+    function += [*writer.head, *prepared, *body, "    return rules"] if plain else []
     of_trees = "from torch.utils._pytree import tree_map"
     imports += [of_trees] if of_trees not in imports and any("tree_map(" in line for line in function) else []
     if blocks:
+        function += ["", ""] if plain else []
         function += [*writer.head_of_blocks, *writer.prepared(blocks), *blocks, "    return rules", *filtering]
     text = "\n".join(function)
     hidden = [argument.name for argument in op._schema.arguments if hasattr(builtins, argument.name)]
     for name in hidden:  # such as topk's argument sorted
         text = re.sub(rf"(?<![\w.]){name}\(", f"builtins.{name}(", text)
     whole = "\n".join([text, *tail])
-    standard = [name for name in ("builtins", "math") if f"{name}." in whole]
+    standard = [name for name in ("builtins", "functools", "math") if f"{name}." in whole]
     lines = [
         header, "", *(f"import {name}" for name in standard), *[""] * bool(standard),
         "import torch", f"from torch.distributed.tensor import {', '.join(used)}" if used else "",
