@@ -11,16 +11,17 @@ import pytest
 import torch
 from derived_calls import aten, evidence, reductions, said, way
 from torch.distributed.tensor import Partial, Shard
+from torch_versions import torch_is
 
 from verifier.deriving.closing import Closed
 from verifier.deriving.learning.evidence import CallEvidence
-from verifier.deriving.learning.generalise import generalise
+from verifier.deriving.learning.generalise import Cut, generalise
 from verifier.deriving.writing.emitted_tests import text_of_test
 from verifier.deriving.writing.mutants import Mutants, tried_mutants
 from verifier.deriving.writing.strategy import strategy_text
 from verifier.deriving.writing.subject import CannotWriteError, Provenance, Target
 from verifier.torch_internals.names import OpOverload
-from verifier.torch_internals.registries import keys_of_rules
+from verifier.torch_internals.registries import keys_of_rules, registries_of_rules
 
 GIVEN = Provenance("2.13.0", "0.1.0", "2 3", "float64", 0, "derive")
 
@@ -255,3 +256,19 @@ def test_a_change_to_another_rule_that_holds_as_well_is_none() -> None:
     assert tried_mutants(code, either, made).survivors == ()
     only = [replace(call, rules={**call.rules, (Partial("max"),): (frozenset({Partial("min")}),)}) for call in calls]
     assert tried_mutants(code_for(aten.neg.default, only), only, generalise(only)).survivors == ()
+
+
+@pytest.mark.skipif(torch_is(">=2.14"), reason="a strategy for one mesh dim has a filter there")
+@pytest.mark.usefixtures("rules_taken_back")
+def test_products_that_are_kept_are_asked_for_in_the_place_of_torchs_own_strategy() -> None:
+    op = aten.sin.default
+    assert op in registries_of_rules()[-1]
+    calls = evidence(way(op, lambda tensor, a, b, c: (tensor(a, b),)))
+    made = generalise(calls)
+    (sharded, *others) = sorted(made.rules, key=lambda rule: rule.pivot is None)
+    cut = Cut(0, "4", lambda call: 4, held=1, failed=1)
+    code = strategy_text(op, calls, replace(made, rules=(replace(sharded, cut=cut), *others)), Target.SINGLE_DIM, GIVEN)
+    exec(compile(code, "derived.py", "exec"), {})
+    assert op not in registries_of_rules()[-1]
+    asked = registries_of_rules()[2][op]
+    assert asked.__name__ == "aten_sin_strategy"

@@ -177,7 +177,7 @@ def _in_blocks(calls: Sequence[CallEvidence], blocks: BlocksByCall) -> Iterator[
                 kept = {
                     inputs: outputs
                     for inputs, outputs in call.rules.items()
-                    if outputs or not call.rare or not any(isinstance(p, Shard) for p in inputs)
+                    if outputs or _may_refute(call, inputs, slot, cut.value(call))
                 }
                 wider = {  # what begins at multiples of 32 also begins at multiples of 8
                     inputs: one.outputs
@@ -189,6 +189,14 @@ def _in_blocks(calls: Sequence[CallEvidence], blocks: BlocksByCall) -> Iterator[
                 changed.append(other)
                 wanted[id(other)], originals[id(other)] = list(here), call
             yield changed, wanted, cut, originals
+
+
+def _may_refute(call: CallEvidence, inputs: Inputs, slot: int, block: int) -> bool:
+    """Return whether a rule in blocks that lists what a call refutes might be wrong; not if it cannot apply there."""
+    cut = inputs[slot]
+    if isinstance(cut, Shard) and call.shapes[slot][cut.dim] <= block:
+        return False  # one rank has all elements
+    return not call.rare or not any(isinstance(p, Shard) for p in inputs)
 
 
 def _cuts(

@@ -213,9 +213,9 @@ def _points_of_calls(calls: Sequence[CallEvidence]) -> Iterator[_Point]:
 
 def _points_of_blocks(calls: Sequence[CallEvidence], made: Derivation) -> Iterator[_Point]:
     for call in calls:
-        nowhere = made.blocks.get(id(call), {}) and _refuted_in_blocks(call, made)
-        if nowhere:
-            yield _Point(call, nowhere, ((), _FEW_RANKS))
+        anywhere = made.blocks.get(id(call), {}) and _known_in_blocks(call, made)
+        if anywhere:
+            yield _Point(call, anywhere, ((), _FEW_RANKS))
         for inputs, ranks in call.refuted_in_blocks.items():
             yield _Point(call, {inputs: ()}, ((), ranks))
         for inputs, blocks in made.blocks.get(id(call), {}).items():
@@ -225,9 +225,9 @@ def _points_of_blocks(calls: Sequence[CallEvidence], made: Derivation) -> Iterat
                 yield _Point(call, {inputs: ()}, place)
 
 
-def _refuted_in_blocks(call: CallEvidence, made: Derivation) -> dict[Inputs, tuple[frozenset[Placement], ...]]:
-    """Return what does not hold where shards begin at multiples of a block either."""
-    return {inputs: () for inputs, some in call.rules.items() if not some and inputs not in made.blocks[id(call)]}
+def _known_in_blocks(call: CallEvidence, made: Derivation) -> dict[Inputs, tuple[frozenset[Placement], ...]]:
+    """Return what holds, or does not hold, where shards begin at multiples of a block as well as elsewhere."""
+    return {inputs: some for inputs, some in call.rules.items() if inputs not in made.blocks[id(call)]}
 
 
 def _is_as_good(points: Sequence[_Point], listed: Sequence[set[Row]], other: Callable[..., Any]) -> bool:

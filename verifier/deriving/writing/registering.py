@@ -84,37 +84,36 @@ def _registered_for_all_dims(subject: Subject, uneven: bool, plain: bool, filter
     One for a single dim counts a list as one result, and has no filter of its products before torch 2.14.
     """
     returns = subject.returns_list
-    results = (
-        f"_number_of_results({subject.path}, *args, **kwargs)" if returns else f"{len(subject.op._schema.returns)}"
-    )
-    why = _FOR_LISTS if returns else _FOR_FILTERS
-    keep = (
-        f"\n        is_valid_strategy_cb=functools.partial({subject.name}_filter, mesh, op_schema)," if filtered else ""
-    )
-    adding = "\n    rules += ".join(_lists_of_rules(subject, plain, filtered))
+    counted = f"_number_of_results({subject.path}, *args, **kwargs)"
+    results = counted if returns else str(len(subject.op._schema.returns))
+    lists = {"anywhere": "rules"} if plain else {}
+    lists |= {"in_blocks": "in_blocks"} if filtered else {}
+    listing = [f"    {name} = {subject.name}_{of}(*args, **kwargs)\n" for name, of in lists.items()]
+    every = ["*anywhere"] * plain + ["*(row for row, *_ in in_blocks)"] * filtered
+    kept = f"\n        is_valid_strategy_cb=functools.partial({subject.name}_keeps, {', '.join(lists)})," * filtered
     replicated = "[Replicate()] * count"
     if any(call.absent for call in subject.calls):
         replicated = f"[one and Replicate() for one in rules[0]] if rules else {replicated}  # a result may be None"
     as_list = """
     for one in found.strategies if results == 1 else ():
-        one.output_specs = (one.output_specs,)""" if returns else ""  # fmt: skip
+        one.output_specs = (one.output_specs,)"""
     return f'''
 {_asked_before(subject)}
 @register_op_strategy({subject.path}, schema_info={_schema_info(subject)})
 def {subject.name}_strategy(op_schema):
-    """Return the products of the rules{" that the filter keeps" if filtered else ""}.
+    """Return the products of the rules{" that are kept" if filtered else ""}.
 
-    {why}
+    {_FOR_LISTS if returns else _FOR_FILTERS}
     """
-    mesh, args, kwargs = op_schema.get_mesh_from_args(), op_schema.args_meta, op_schema.kwargs_meta
+    args, kwargs = op_schema.args_meta, op_schema.kwargs_meta
     results = {results}
-    rules = {adding}
+{"".join(listing)}    rules = [{", ".join(every)}]
     count = results + len(op_schema.args_strategy) + len(op_schema.kwargs_strategy)
     replicated = {replicated}
     found = expand_to_full_mesh_op_strategy(
-        mesh, op_schema, [replicated, *rules], input_index=results, inplace_op=op_schema.is_inplace_op(),
-        allow_uneven_sharding={uneven},{keep}
-    ){as_list}
+        op_schema.get_mesh_from_args(), op_schema, [replicated, *rules], input_index=results,
+        inplace_op=op_schema.is_inplace_op(), allow_uneven_sharding={uneven},{kept}
+    ){as_list if returns else ""}
     return found'''.split("\n")
 
 
@@ -146,29 +145,25 @@ def imports_of_single_dim(subject: Subject, filtered: bool) -> list[str]:
     """Return the lines that import what a strategy for one mesh dim is made of."""
     whole = _is_for_all_dims(subject, filtered)
     lines = (IMPORTS_OF_OP_STRATEGY if whole else IMPORTS_OF_SINGLE_DIM).splitlines()
-    if filtered:
+    if filtered and not whole:
         lines = [line.replace("import RuntimeSchemaInfo", "import OpStrategy, RuntimeSchemaInfo") for line in lines]
         lines.append("from torch.utils._pytree import tree_map")
     return lines
 
 
 def filter_of_products(subject: Subject, plain: bool) -> list[str]:
-    """Return the lines of a filter that keeps shards which begin at multiples of a block.
+    """Return the lines of the function that keeps products of which the shards begin at multiples of a block.
 
-    ``plain`` tells whether there are other rules, too.
+    ``plain`` tells whether there are other rules, too. From torch 2.14 on, a filter that DTensor calls is added.
     """
-    anywhere = f"\n    anywhere = {subject.name}_rules(*args, **kwargs)" if plain else ""
+    given = "anywhere, in_blocks" if plain else "in_blocks"
     allowed = "placed in anywhere or " if plain else ""
-    return f'''
+    lines = f'''
 
-def {subject.name}_filter(mesh, op_schema, inputs, outputs):
+def {subject.name}_keeps({given}, inputs, outputs):
     """Return whether shards begin at multiples of the blocks of the rules that ask for that."""
-    rest = iter(inputs)
-    given = (op_schema.args_schema, op_schema.kwargs_schema)
-    args, kwargs = tree_map(lambda one: next(rest).tensor_meta if isinstance(one, OpStrategy) else one, given)
-    specs = [*(outputs if isinstance(outputs, tuple) else [outputs]), *inputs]{anywhere}
-    in_blocks = {subject.name}_in_blocks(*args, **kwargs)
-    for n in range(mesh.ndim):
+    specs = [*(outputs if isinstance(outputs, tuple) else [outputs]), *inputs]
+    for n in range(inputs[0].mesh.ndim):
         placed = [None if spec is None else spec.placements[n] for spec in specs]
         if {allowed}all(placement is None or placement.is_replicate() for placement in placed):
             continue
@@ -176,6 +171,20 @@ def {subject.name}_filter(mesh, op_schema, inputs, outputs):
         if cuts and not any({CUT_AT_MULTIPLES}(*cut) for cut in cuts):
             return False
     return True'''.split("\n")
+    if not takes_filters():
+        return lines
+    lists = [f"{subject.name}_rules(*args, **kwargs)"] * plain + [f"{subject.name}_in_blocks(*args, **kwargs)"]
+    return (
+        lines
+        + f'''
+
+def {subject.name}_filter(mesh, op_schema, inputs, outputs):
+    """Return whether DTensor may use a product of the rules."""
+    rest = iter(inputs)
+    given = (op_schema.args_schema, op_schema.kwargs_schema)
+    args, kwargs = tree_map(lambda one: next(rest).tensor_meta if isinstance(one, OpStrategy) else one, given)
+    return {subject.name}_keeps({", ".join(lists)}, inputs, outputs)'''.split("\n")
+    )
 
 
 def _schema_info(subject: Subject) -> str:
