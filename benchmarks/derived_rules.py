@@ -37,6 +37,7 @@ from torch.distributed.tensor.placement_types import Placement
 
 from verifier.deriving.derive import DeriveRequest, derivation
 from verifier.deriving.learning.evidence import CallEvidence, by_slot, slot_names
+from verifier.deriving.learning.generalise import Learned
 from verifier.deriving.learning.isolated import Workshop
 from verifier.deriving.writing.strategy import strategy_text
 from verifier.deriving.writing.subject import Provenance, Target
@@ -86,7 +87,7 @@ def compare(op: str, max_samples: int) -> Comparison:
         with shop:
             calls, made = derivation(DeriveRequest(op, max_samples=max_samples), shop)
         given = Provenance("", "", "", "", 0, "derive")
-        code = strategy_text(overload_named(op), calls, made, Target.SINGLE_DIM, given)
+        code = strategy_text([Learned(overload_named(op), calls, made)], Target.SINGLE_DIM, given)
     except ValueError as error:
         row.error = str(error)
         return row

@@ -19,11 +19,12 @@ from strategies.opinfo.samples.extents import Extents, rare_extents
 from strategies.opinfo.samples.sample import OpInfoSample, changes_of
 from strategies.own_ops.arguments import dims_of_one, other_arguments, other_dims, other_values
 from strategies.own_ops.beyond import beyond_numbers, misdescribed_extents
+from strategies.own_ops.from_gradients import OfGradient, calls_in_gradients
 from strategies.own_ops.from_schema import calls_from_schema
 from strategies.own_ops.names import own_ops, own_ops_named
 from verifier.core.errors import SamplesError
 from verifier.core.wording import did_you_mean
-from verifier.planning.own_samples import examples_of, is_sampled, overload_named, say_made_from_schema
+from verifier.planning.own_samples import examples_of, is_sampled, overload_named, sampled_ops, say_made_from_schema
 from verifier.rules.samples import Sample, SampleOptions, Target
 from verifier.torch_internals.names import OpOverload
 
@@ -110,12 +111,10 @@ def own_samples(name: str, options: SampleOptions) -> Iterator[OpInfoSample]:
     """Yield the samples of an overload: its calls, and changes of them; other extents and arguments are rare."""
     op = overload_named(name)
     calls = _OwnCalls(op, options)
-    declared = is_sampled(name)
-    label = "its samples" if declared else FROM_SCHEMA
-    made = _given(op, options.dtype) if declared else calls_from_schema(op, options.dtype)
+    made, labels = _made(op, options.dtype)
     numbered = {call.signature(): number for number, call in reversed(list(enumerate(made)))}
     templates = [
-        Template(Origin(0, number, name, 0), made[number], f"{label}, call {number}")
+        Template(Origin(0, number, name, 0), made[number], f"{labels[number]}, call {number}")
         for number in sorted(numbered.values())
     ]
     samples = [OpInfoSample(calls, template) for template in spread(templates, options.max_samples)]
@@ -194,6 +193,24 @@ def _completed(examples: Sequence[Call], call: Call) -> Call | None:
     return changed if changed is not call else None
 
 
+def _made(op: OpOverload, dtype: torch.dtype) -> tuple[Sequence[Call], Sequence[str]]:
+    """Return the calls of an op, and where each comes from: examples, gradients of other ops, or the op's schema."""
+    if is_sampled(str(op)):
+        declared = _given(op, dtype)
+        return declared, ["its samples"] * len(declared)
+    if of_others := _in_gradients(op, dtype, sampled_ops()):
+        return [one.call for one in of_others], [f"in the gradient of {one.other}" for one in of_others]
+    from_schema = calls_from_schema(op, dtype)
+    return from_schema, [FROM_SCHEMA] * len(from_schema)
+
+
+@cache
+def _in_gradients(op: OpOverload, dtype: torch.dtype, sampled: tuple[str, ...]) -> tuple[OfGradient, ...]:
+    """Return the calls of an op that run in the gradients of the ops with examples, which are ``sampled``."""
+    others = (overload_named(name) for name in sampled if name != str(op))
+    return tuple(calls_in_gradients(op, (call for other in others for call in _given(other, dtype))))
+
+
 def _given(op: OpOverload, dtype: torch.dtype, seed: int = 0) -> list[Call]:
     """Return the declared examples as calls, with floating tensors of ``dtype`` if the op takes them.
 
@@ -241,6 +258,8 @@ def _has_calls(name: str) -> bool:
     """Return whether calls of an overload can be made; say once that they were made from the schema."""
     if is_sampled(name):
         _given(overload_named(name), torch.float64)
+        return True
+    if _in_gradients(overload_named(name), torch.float64, sampled_ops()):
         return True
     if not calls_from_schema(overload_named(name), torch.float64):
         return False

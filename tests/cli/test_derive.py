@@ -11,7 +11,7 @@ from forked_commands import run_module
 from verifier.core.case import OpCase
 from verifier.deriving.closing import close
 from verifier.deriving.learning.evidence import CallEvidence
-from verifier.deriving.learning.generalise import Derivation
+from verifier.deriving.learning.generalise import Derivation, Learned
 
 pytestmark = pytest.mark.long
 
@@ -91,7 +91,8 @@ def test_a_wrong_strategy_does_not_pass(tmp_path: Path) -> None:
     file.write_text(WRONG)
     case = OpCase("aten.neg.default", "torch.ops.aten.neg.default", (torch.ones(2),))
     calls = [CallEvidence("", ("self",), (1,), (1,), {}, {}, case)]
-    closed = close("aten.neg.default", file, (), "2", ("2",), calls, Derivation((), (), 0), 1)
+    learned = Learned(torch.ops.aten.neg.default, calls, Derivation((), (), 0))
+    closed = close([learned], file, (), "2", ("2",), 1)
     assert closed.wrong > 0
     assert not closed.passed
 

@@ -18,7 +18,7 @@ from verifier.deriving import closing
 from verifier.deriving import derive as deriving
 from verifier.deriving.closing import Closed
 from verifier.deriving.derive import Derived, DeriveRequest
-from verifier.deriving.learning.generalise import Derivation, generalise
+from verifier.deriving.learning.generalise import Derivation, Learned, generalise
 from verifier.deriving.text import derivation_lines
 from verifier.records.values import trial_record
 
@@ -39,19 +39,24 @@ def test_code_passes_only_if_no_check_refutes_it_and_one_bears_it_out(closed: Cl
     assert closed.passed is passed
 
 
+def named(op: str) -> Learned:
+    """Return an op that need not exist, of which nothing is known."""
+    return Learned(op, [], Derivation((), (), 0))  # type: ignore[arg-type]
+
+
 def test_all_lines_are_told_of_a_check_that_could_not_verify(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     lines = ["Traceback (most recent call last):", *(f'  File "{n}.py"' for n in range(20)), "KeyError: 'x'", "error"]
     made = Derivation((), (), 0)
     answers = [(2, "", "\n".join(lines))]
     monkeypatch.setattr(closing, "_verifier", lambda words: answers.pop(0))
-    given = "aten.exp.default", tmp_path / "exp.py", [], "2", ["2"]
+    given = [Learned(aten.exp.default, [], made)], tmp_path / "exp.py", [], "2", ["2"], 2
     with pytest.raises(ValueError, match="rules of the derived strategy could not verify") as caught:
-        closing.close(*given, [], made, 2)
+        closing.close(*given)
     assert str(caught.value).splitlines()[1:] == lines
 
     nothing_wrong = {"ops": {"exp": {"confirmed": ["S(0) -> S(0)"], "wrong": [], "missing": []}}}
     answers += [(0, json.dumps(nothing_wrong), ""), (2, "gate on aten.exp.default\n", "\n".join(lines))]
-    closed = closing.close(*given, [], made, 2)
+    closed = closing.close(*given)
     assert closed.said.splitlines()[1:] == lines
     assert not closed.passed
 
@@ -63,9 +68,11 @@ def test_an_op_without_a_strategy_in_the_gradient_is_to_be_derived_first(
     record = '{"ops": {"mine.scale.default": {"confirmed": ["one"], "wrong": [], "missing": []}}}'
     said = {"rules": (0, record, ""), "gate": (1, "", f"new CRASH: every rank raised {raised}" + "\nmore" * 20)}
     monkeypatch.setattr(closing, "_verifier", lambda words: said[words[0]])
-    closed = closing.close("mine.scale.default", tmp_path / "s.py", (), "2", ("2",), [], Derivation((), (), 0), 1)
+    closed = closing.close([named("mine.scale.default")], tmp_path / "s.py", (), "2", ("2",), 1)
     assert closed.without_strategy == ("mine.scale_backward.default",)
-    made = Derived("mine.scale.default", (), Derivation((), (), 0), "", "", closed, seconds=dict.fromkeys(SECONDS, 0.0))
+    made = Derived(
+        "mine.scale.default", (named("mine.scale.default"),), "", "", closed, seconds=dict.fromkeys(SECONDS, 0.0)
+    )
     lines = derivation_lines(made, None)
     assert any("mine.scale_backward.default" in line and "derive it first" in line for line in lines)
 
@@ -84,12 +91,12 @@ def test_uneven_shards_alone_are_told_from_other_failures(
     record = '{"ops": {"m.f.default": {"confirmed": ["one"], "wrong": [], "missing": []}}}'
     said = {"rules": (0, record, ""), "gate": (1, FAILED.format(placement=placement, ranks=ranks), "")}
     monkeypatch.setattr(closing, "_verifier", lambda words: said[words[0]])
-    closed = closing.close("m.f.default", tmp_path / "s.py", (), "2", ("2",), [], Derivation((), (), 0), 1)
+    closed = closing.close([named("m.f.default")], tmp_path / "s.py", (), "2", ("2",), 1)
     assert closed.only_uneven == uneven
     found = {"mesh": str(ranks), "input_placements": [placement], "output_placements": [placement], "shapes": [[5, 1]]}
     wrong = {"f": {"confirmed": [], "wrong": [found | {"origin": "f", "message": "no rows"}], "missing": []}}
     said["rules"] = (1, json.dumps({"ops": wrong, "findings": []}), "")
-    closed = closing.close("m.f.default", tmp_path / "s.py", (), "2", ("2",), [], Derivation((), (), 0), 1)
+    closed = closing.close([named("m.f.default")], tmp_path / "s.py", (), "2", ("2",), 1)
     assert closed.only_uneven == uneven
     assert "no rows" in closed.said
 
@@ -97,7 +104,7 @@ def test_uneven_shards_alone_are_told_from_other_failures(
 def test_code_that_uneven_shards_alone_refute_is_checked_again_without_them(monkeypatch: pytest.MonkeyPatch) -> None:
     checked: list[tuple[str, DeriveRequest]] = []
 
-    def check(code: str, op: object, calls: object, made: object, request: DeriveRequest, module: str) -> Closed:
+    def check(code: str, learned: object, request: DeriveRequest, module: str) -> Closed:
         checked.append((code, request))
         uneven = "allow_uneven_sharding=True" in code
         return Closed(1, 0, (), int(uneven), "", only_uneven=only_uneven)
@@ -143,7 +150,7 @@ def test_what_rules_refutes_is_derived_again_without_it(monkeypatch: pytest.Monk
     made = deriving.derive(DeriveRequest("aten.abs.default"), "new")
     assert asked == [("rules", True), ("rules", False), ("gate", False)]
     assert made.closed.passed
-    assert "S(d) -> S(d)" in said(made.made)
+    assert "S(d) -> S(d)" in said(made.learned[0].made)
 
 
 def test_what_rules_refutes_of_other_calls_does_not_go_on_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:

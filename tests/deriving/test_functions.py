@@ -14,7 +14,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 from strategies.own_ops.names import own_ops, own_ops_named
 from verifier.core.errors import SamplesError
 from verifier.deriving.learning.evidence import gather
-from verifier.deriving.learning.generalise import generalise
+from verifier.deriving.learning.generalise import Learned, generalise
 from verifier.deriving.writing.emitted_tests import text_of_test
 from verifier.deriving.writing.strategy import strategy_text
 from verifier.deriving.writing.subject import CannotWriteError, Provenance, Target
@@ -99,7 +99,7 @@ def test_a_function_becomes_one_of_dtensors_that_runs_on_local_tensors() -> None
     ]
     calls = list(gather(ways, replace(OPTIONS, meshes=OPTIONS.meshes[:1]), gradients=True))
     made = generalise(calls)
-    code = strategy_text(op, calls, made, Target.LOCAL_MAP, GIVEN)
+    code = strategy_text([Learned(op, calls, made)], Target.LOCAL_MAP, GIVEN)
     scope: dict[str, Any] = {}
     exec(compile(code, "derived.py", "exec"), scope)
     name = f"{__name__}.weighted".replace(".", "_")
@@ -115,7 +115,7 @@ def test_a_function_becomes_one_of_dtensors_that_runs_on_local_tensors() -> None
     with pytest.raises(ValueError, match=r"no function .*weighed has samples; did you mean '.*weighted'"):
         overload_named(f"{__name__}.weighed")
     with pytest.raises(CannotWriteError, match="is a function and no op"):
-        strategy_text(op, calls, made, Target.SINGLE_DIM, GIVEN)
+        strategy_text([Learned(op, calls, made)], Target.SINGLE_DIM, GIVEN)
 
 
 class Squashed(torch.autograd.Function):
@@ -156,7 +156,7 @@ def test_a_function_of_autograd_has_rules_of_its_own_backward(given: Callable[..
     assert str(op._schema).endswith("(Tensor rows, Tensor factors, float scale=1.) -> Tensor")
     ways = [way(op, lambda tensor, a, b, c: (tensor(a, b), tensor(b), 0.5))]
     calls = list(gather(ways, replace(OPTIONS, meshes=OPTIONS.meshes[:1]), gradients=True))
-    code = strategy_text(op, calls, generalise(calls), Target.LOCAL_MAP, GIVEN)
+    code = strategy_text([Learned(op, calls, generalise(calls))], Target.LOCAL_MAP, GIVEN)
     assert f"import {__name__}\n" in code
     assert "rules.append(([Shard(d)], [Shard(d), Replicate()], [Shard(d), Partial()]))" in code
     assert f"return {__name__}.Squashed.apply(next(rest), next(rest), scale)" in code

@@ -15,6 +15,7 @@ from torch_versions import torch_is
 
 from verifier.core.case import MeshSpec
 from verifier.deriving.derive import DeriveRequest, derivation, derive
+from verifier.deriving.learning.generalise import Learned
 from verifier.deriving.learning.isolated import Workshop
 from verifier.deriving.writing.mutants import tried_mutants
 from verifier.deriving.writing.strategy import strategy_text
@@ -240,7 +241,7 @@ def derived(folder: Path, space: str, name: str, target: Target) -> tuple[str, s
     op = overload_named(f"{space}::{name.removesuffix('_of_full')}{'.out' * (name == 'crossed')}")
     request = DeriveRequest(str(op), target, max_samples=4)
     calls, made = derivation(request, HERE)
-    code = strategy_text(op, calls, made, target, GIVEN)
+    code = strategy_text([Learned(op, calls, made)], target, GIVEN)
     mutants = tried_mutants(code, calls, made)
     assert mutants.tried > 4
     assert (mutants.survivors, mutants.disagrees) == ((), ())

@@ -15,7 +15,7 @@ from torch_versions import torch_is
 
 from verifier.deriving.closing import Closed
 from verifier.deriving.learning.evidence import CallEvidence
-from verifier.deriving.learning.generalise import Cut, generalise
+from verifier.deriving.learning.generalise import Cut, Learned, generalise
 from verifier.deriving.writing.emitted_tests import text_of_test
 from verifier.deriving.writing.mutants import Mutants, tried_mutants
 from verifier.deriving.writing.strategy import strategy_text
@@ -28,7 +28,7 @@ GIVEN = Provenance("2.13.0", "0.1.0", "2 3", "float64", 0, "derive")
 
 def code_for(op: OpOverload, calls: list[CallEvidence]) -> str:
     made = generalise(calls)
-    code = strategy_text(op, calls, made, Target.SINGLE_DIM, GIVEN)
+    code = strategy_text([Learned(op, calls, made)], Target.SINGLE_DIM, GIVEN)
     assert tried_mutants(code, calls, made).disagrees == ()
     return code
 
@@ -82,7 +82,7 @@ def test_conditions_and_loops_of_several_rules_are_written_once() -> None:
 @pytest.mark.parametrize("target", [Target.SINGLE_DIM, Target.REGISTER_SHARDING])
 def test_the_code_registers_a_strategy_that_claims_the_rules(target: Target) -> None:
     calls = reductions()
-    code = strategy_text(aten.sum.dim_IntList, calls, generalise(calls), target, GIVEN)
+    code = strategy_text([Learned(aten.sum.dim_IntList, calls, generalise(calls))], target, GIVEN)
     assert len([line for line in code.splitlines() if line.startswith("#")]) <= 10
     scope: dict[str, object] = {}
     exec(compile(code, "derived.py", "exec"), scope)
@@ -125,7 +125,7 @@ def test_a_test_imports_what_defines_the_op_wherever_it_is(tmp_path: Path, monke
 @pytest.mark.usefixtures("rules_taken_back")
 def test_arguments_that_have_the_name_of_a_builtin_do_not_hide_it() -> None:
     calls = evidence(way(aten.topk.default, lambda tensor, a, b, c: (tensor(a, b), 2, 1, True, True)))
-    code = strategy_text(aten.topk.default, calls, generalise(calls), Target.SINGLE_DIM, GIVEN)
+    code = strategy_text([Learned(aten.topk.default, calls, generalise(calls))], Target.SINGLE_DIM, GIVEN)
     scope: dict[str, object] = {}
     exec(compile(code, "derived.py", "exec"), scope)
     rules = scope["aten_topk_rules"]
@@ -136,19 +136,19 @@ def test_arguments_that_have_the_name_of_a_builtin_do_not_hide_it() -> None:
 def test_what_a_way_of_registering_cannot_say_is_refused() -> None:
     calls = evidence(way(aten.cat.default, lambda tensor, a, b, c: ([tensor(a, b), tensor(a, b)], 0)))
     made = generalise(calls)
-    code = strategy_text(aten.cat.default, calls, made, Target.SINGLE_DIM, GIVEN)
+    code = strategy_text([Learned(aten.cat.default, calls, made)], Target.SINGLE_DIM, GIVEN)
     assert "*[Shard(d)] * len(tensors)" in code
     assert "needs_pytree=True" in code
     with pytest.raises(CannotWriteError, match="register_sharding cannot place the list tensors"):
-        strategy_text(aten.cat.default, calls, made, Target.REGISTER_SHARDING, GIVEN)
+        strategy_text([Learned(aten.cat.default, calls, made)], Target.REGISTER_SHARDING, GIVEN)
     with pytest.raises(CannotWriteError, match="with out= from its base"):
-        strategy_text(aten.cat.out, calls, made, Target.SINGLE_DIM, GIVEN)
+        strategy_text([Learned(aten.cat.out, calls, made)], Target.SINGLE_DIM, GIVEN)
 
 
 def test_calls_tell_each_changed_line_of_a_derived_function() -> None:
     calls = reductions()
     made = generalise(calls)
-    code = strategy_text(aten.sum.dim_IntList, calls, made, Target.SINGLE_DIM, GIVEN)
+    code = strategy_text([Learned(aten.sum.dim_IntList, calls, made)], Target.SINGLE_DIM, GIVEN)
     assert tried_mutants(code, calls, made).survivors == ()
     few = [call for call in calls if call.values["keepdim"]]
     survivors = tried_mutants(code, few, made).survivors
@@ -158,7 +158,7 @@ def test_calls_tell_each_changed_line_of_a_derived_function() -> None:
 def test_code_that_does_not_say_what_was_derived_disagrees_with_the_calls() -> None:
     calls = reductions()
     made = generalise(calls)
-    code = strategy_text(aten.sum.dim_IntList, calls, made, Target.SINGLE_DIM, GIVEN)
+    code = strategy_text([Learned(aten.sum.dim_IntList, calls, made)], Target.SINGLE_DIM, GIVEN)
     mutants = tried_mutants(code.replace("if d not in dim_dims", "if True"), calls, made)
     assert any("which does not hold" in one for one in mutants.disagrees)
     assert not Closed(1, 0, (), 0, "", mutants).passed
@@ -267,7 +267,8 @@ def test_products_that_are_kept_are_asked_for_in_the_place_of_torchs_own_strateg
     made = generalise(calls)
     (sharded, *others) = sorted(made.rules, key=lambda rule: rule.pivot is None)
     cut = Cut(0, "4", lambda call: 4, held=1, failed=1)
-    code = strategy_text(op, calls, replace(made, rules=(replace(sharded, cut=cut), *others)), Target.SINGLE_DIM, GIVEN)
+    cut_in_blocks = replace(made, rules=(replace(sharded, cut=cut), *others))
+    code = strategy_text([Learned(op, calls, cut_in_blocks)], Target.SINGLE_DIM, GIVEN)
     exec(compile(code, "derived.py", "exec"), {})
     assert op not in registries_of_rules()[-1]
     asked = registries_of_rules()[2][op]

@@ -14,7 +14,7 @@ import msgspec
 import torch
 
 from verifier.deriving.learning.evidence import CallEvidence, by_slot, described, slot_names
-from verifier.deriving.learning.generalise import Derivation
+from verifier.deriving.learning.generalise import Derivation, Learned
 from verifier.deriving.writing.mutants import Mutants
 from verifier.records.schema import TrialRecord
 from verifier.records.values import load_trial
@@ -76,10 +76,10 @@ class Closed:
 
 
 def close(
-    op: str, file: Path, imports: Sequence[str], world_sizes: str, meshes: Sequence[str],
-    calls: Sequence[CallEvidence], made: Derivation, max_samples: int,
+    learned: Sequence[Learned], file: Path, imports: Sequence[str], world_sizes: str, meshes: Sequence[str],
+    max_samples: int,
 ) -> Closed:  # fmt: skip
-    """Run ``rules`` and ``gate`` with the strategy in ``file``; what they record is written beside it.
+    """Run ``rules`` and ``gate`` with the strategies in ``file``; what they record is written beside it.
 
     Raises
     ------
@@ -89,29 +89,30 @@ def close(
     out = ["--out", str(file.parent / "reports")]
     named = [word for name in (*imports, str(file)) for word in ("--import", name)]
     on = [word for mesh in meshes for word in ("--mesh", mesh)]
-    words = ["rules", op, *named, "--world-size", world_sizes, "--mesh", _PRODUCTS, "--max-samples", str(max_samples)]
+    ops = [str(one.op) for one in learned]
+    words = ["rules", *ops, *named, "--world-size", world_sizes, "--mesh", _PRODUCTS, "--max-samples", str(max_samples)]
     status, text, errors = _verifier([*words, *out, "--format", "json"])
     if status == 2 or not text:
         raise ValueError(f"rules of the derived strategy could not verify:\n{errors.strip()}")
     record = msgspec.json.decode(text)
     counts = list(record["ops"].values())
-    derived = _derived(calls, made)
+    derived = {(str(one.op), *point) for one in learned for point in _derived(one.calls, one.made)}
     missing = tuple(
         f"{', '.join(one['input_placements'])} of {one['origin']}"
         for found in counts
         for one in found["missing"]
-        if one["op"] == op and (one["origin"], tuple(one["input_placements"])) in derived
+        if (one["op"], one["origin"], tuple(one["input_placements"])) in derived
     )
     confirmed, wrong = (sum(len(found[what]) for found in counts) for what in ("confirmed", "wrong"))
     if wrong:
         refuted = [_refuted(one) for found in counts for one in found["wrong"][:_MOST_SHOWN]]
         only_uneven = all(_is_uneven(one) for found in counts for one in found["wrong"])
-        trials = [msgspec.convert(one["trial"], TrialRecord) for one in record["findings"] if one["op"] == op]
+        trials = [msgspec.convert(one["trial"], TrialRecord) for one in record["findings"] if one["op"] in ops]
         refuting = tuple(_refuting(trial) for trial in trials if trial.mesh.isdigit())
         return Closed(confirmed, wrong, missing, 1, "\n".join(refuted), only_uneven=only_uneven, refuting=refuting)
     status, text, errors = _verifier(["gate", *named, *on, *out])
     said = text + errors
-    others = tuple(dict.fromkeys(name for name in _NO_STRATEGY.findall(said) if name != op))
+    others = tuple(dict.fromkeys(name for name in _NO_STRATEGY.findall(said) if name not in ops))
     shown = said.strip() if status == 2 else _last(said, 12)
     failed = _FAILED.findall(said)
     only_uneven = bool(failed) and all(_has_uneven_shards(call, int(ranks)) for call, ranks in failed)

@@ -6,7 +6,7 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -17,21 +17,22 @@ from verifier.core.versions import versions
 from verifier.deriving.closing import Closed, close, close_by_test
 from verifier.deriving.learning.emptied import told_apart
 from verifier.deriving.learning.evidence import CallEvidence, leaves_open
-from verifier.deriving.learning.generalise import Derivation, generalise
-from verifier.deriving.learning.gradients import has_gradients
+from verifier.deriving.learning.generalise import Derivation, Learned, generalise
+from verifier.deriving.learning.gradients import has_gradients, ops_without_strategy
 from verifier.deriving.learning.held_out import HeldOut, Untried, changes, other_flags, refuting, without_zero_factors
 from verifier.deriving.learning.isolated import Gathered, Listed, SamplePool, Samples, Workshop
 from verifier.deriving.writing.emitted_tests import text_of_test
-from verifier.deriving.writing.mutants import tried_mutants
+from verifier.deriving.writing.mutants import Mutants, tried_mutants
 from verifier.deriving.writing.strategy import strategy_text
 from verifier.deriving.writing.subject import Provenance, Subject, Target
 from verifier.execution.imports import run_imports_with_warnings
 from verifier.gate.baseline import Baseline
-from verifier.planning.own_samples import callable_of, overload_named
+from verifier.planning.own_samples import callable_of, is_sampled, overload_named
 from verifier.rules.campaign.request import RulesRequest, make_rules_plan
 from verifier.rules.options import CheckOptions
 from verifier.torch_internals.names import OpOverload
 from verifier.torch_internals.ops import has_gradient_formula
+from verifier.torch_internals.registries import has_own_handler
 
 __all__ = ["DeriveRequest", "Derived", "derivation", "derive", "module_name"]
 
@@ -41,6 +42,8 @@ _HELD_OUT = 4
 """So many times as many calls are drawn to refute rules that hold for fewer calls."""
 _ROUNDS = 4
 """So often rules are derived anew with the calls that refute some of them, and code with those that ``rules`` finds."""
+_MOST_OF_GRADIENTS = 4
+"""So many ops that run in gradients get strategies, too."""
 _INSTEAD = {
     "random": "it draws random numbers, so that ranks have others than the whole call; "
     "derive an op that takes what is drawn as an argument, such as a mask",
@@ -72,20 +75,31 @@ class DeriveRequest:
 
 @dataclass(frozen=True)
 class Derived:
-    """The strategy of an op as code, and what it rests on."""
+    """The strategy of an op as code, and what it rests on.
+
+    Parameters
+    ----------
+    learned
+        The op, then those that run in its gradient and had no strategy.
+    not_derived
+        Ops that run in its gradient and for which nothing could be derived, each with the reason.
+    """
 
     op: str
-    calls: tuple[CallEvidence, ...]
-    made: Derivation
+    learned: tuple[Learned, ...]
     code: str
     test: str
     closed: Closed
     is_strategy: bool = True
+    has_handler: bool = False
+    not_derived: Mapping[str, str] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
 
 
 def derive(request: DeriveRequest, module: str) -> Derived:
     """Derive the strategy of ``request.op``, and check it as ``module`` in a folder of its own.
+
+    What runs in the gradient of the op and has no strategy gets one in the same module.
 
     Raises
     ------
@@ -100,52 +114,92 @@ def derive(request: DeriveRequest, module: str) -> Derived:
         MeshSpec.parse(mesh)
     function = callable_of(str(op))
     Subject(op, (), request.target)  # what cannot be written is not derived
-    calls, made = derivation(request)
-    writes_out = any(argument.is_out for argument in op._schema.arguments)  # autograd takes no such call
-    lacks_formula = not writes_out and not has_gradient_formula(op)
-    if request.target is not Target.LOCAL_MAP and lacks_formula and has_gradients(calls[0].case):
-        raise ValueError(
-            f"{op} has no gradient formula: on plain tensors autograd looks into its kernel, on DTensors it cannot, so "
-            "that gradients are lost under any strategy; give it one (torch.library.register_autograd), or let its "
-            "kernel run under torch.no_grad()"
-        )
+    first = _learned(request, op)
+    not_derived: dict[str, str] = {}
+    learned = [first, *_of_gradients(request, first, not_derived)]
     seconds = {"deriving": time.perf_counter() - started}
     given = Provenance(
         versions()["torch"], versions()["dtensor-verifier"], request.world_sizes.replace(",", " "), request.dtype,
         request.seed, request.command, request.imports,
     )  # fmt: skip
     for left in reversed(range(_ROUNDS)):
-        if not made.rules:
+        if not learned[0].made.rules:
             raise ValueError(f"no rule but the replicated one holds for the calls of {op}")
-        code = strategy_text(op, calls, made, request.target, given)
-        closed = _checked(code, op, calls, made, request, module)
+        code = strategy_text(learned, request.target, given)
+        closed = _checked(code, learned, request, module)
         if not closed.passed and closed.only_uneven and request.target is Target.SINGLE_DIM:
-            other = strategy_text(op, calls, made, request.target, given, uneven=False)
-            again = _checked(other, op, calls, made, _on_four_ranks(request), module)
+            other = strategy_text(learned, request.target, given, uneven=False)
+            again = _checked(other, learned, _on_four_ranks(request), module)
             if again.passed:
                 code, closed = other, again
         if not (closed.refuting and left):
             break
-        calls = [*calls, *closed.refuting]
-        made = generalise(calls, made.blocks)
-    mutants = tried_mutants(code, calls, made)
+        learned = [one.refuted_by(closed.refuting) for one in learned]
+        learned = [one for one in learned if one.made.rules or one is learned[0]]
+    none = Mutants(0, ())
+    mutants = sum((tried_mutants(code, one.calls, one.made) for one in learned), none)
     seconds["checking"] = time.perf_counter() - started - seconds["deriving"]
-    test = text_of_test(op, calls, module, request.imports, request.folder, request.target)
     return Derived(
         function or str(op),
-        tuple(calls),
-        made,
+        tuple(learned),
         code,
-        test,
+        _test(learned, request, module, request.imports, request.folder, not not_derived),
         replace(closed, mutants=mutants),
         request.target is not Target.LOCAL_MAP,
+        has_own_handler(op),
+        not_derived,
         seconds,
     )
 
 
-def _checked(
-    code: str, op: OpOverload, calls: Sequence[CallEvidence], made: Derivation, request: DeriveRequest, module: str
-) -> Closed:
+def _learned(request: DeriveRequest, op: OpOverload) -> Learned:
+    """Return what is derived for an op.
+
+    Raises
+    ------
+    ValueError
+        If DTensor loses the gradient of the op under any strategy, and as :func:`derivation` does.
+    """
+    calls, made = derivation(request)
+    writes_out = any(argument.is_out for argument in op._schema.arguments)  # autograd takes no such call
+    lacks_formula = is_sampled(str(op)) and not writes_out and not has_gradient_formula(op)
+    if request.target is not Target.LOCAL_MAP and lacks_formula and has_gradients(calls[0].case):
+        raise ValueError(
+            f"{op} has no gradient formula: on plain tensors autograd looks into its kernel, on DTensors it cannot, so "
+            "that gradients are lost under any strategy; give it one (torch.library.register_autograd), or let its "
+            "kernel run under torch.no_grad()"
+        )
+    return Learned(op, calls, made)
+
+
+def _of_gradients(request: DeriveRequest, first: Learned, not_derived: dict[str, str]) -> Iterator[Learned]:
+    """Yield what is derived for ops that run in the gradient of an op and have no strategy, and in theirs.
+
+    Ops for which nothing can be derived are added to ``not_derived``, with the reason.
+    """
+    if request.target is Target.LOCAL_MAP:
+        return
+    seen, waiting = {str(first.op)}, [first]
+    while waiting and len(seen) <= _MOST_OF_GRADIENTS:
+        plain = [call.case for call in waiting.pop(0).calls if not call.rare]
+        for name in ops_without_strategy(plain):
+            if name in seen:
+                continue
+            seen.add(name)
+            try:
+                op = overload_named(name)
+                Subject(op, (), request.target)
+                found = _learned(replace(request, op=name), op)
+                if not found.made.rules:
+                    raise ValueError("no rule but the replicated one holds for its calls")
+            except ValueError as error:
+                not_derived[name] = str(error)
+                continue
+            waiting.append(found)
+            yield found
+
+
+def _checked(code: str, learned: Sequence[Learned], request: DeriveRequest, module: str) -> Closed:
     """Return what the checks say of derived code."""
     folder = Path(tempfile.mkdtemp(prefix="derive-"))
     try:
@@ -153,12 +207,25 @@ def _checked(
         file.write_text(code)
         imports = [str(Path(name).resolve()) if name.endswith(".py") else name for name in request.imports]
         if request.target is not Target.LOCAL_MAP:
-            return close(str(op), file, imports, request.world_sizes, request.meshes, calls, made, request.max_samples)
+            return close(learned, file, imports, request.world_sizes, request.meshes, request.max_samples)
         check = folder / f"test_{module}.py"
-        check.write_text(text_of_test(op, calls, module, imports, folder, request.target))
+        check.write_text(_test(learned, request, module, imports, folder, False))
         return close_by_test(check)
     finally:
         shutil.rmtree(folder)
+
+
+def _test(
+    learned: Sequence[Learned],
+    request: DeriveRequest,
+    module: str,
+    imports: Sequence[str],
+    folder: Path,
+    gradients: bool,
+) -> str:
+    """Return the test that goes with derived code."""
+    op, calls = learned[0].op, learned[0].calls
+    return text_of_test(op, calls, module, imports, folder, request.target, gradients)
 
 
 def _on_four_ranks(request: DeriveRequest) -> DeriveRequest:

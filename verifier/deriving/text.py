@@ -8,6 +8,7 @@ import msgspec
 
 from verifier.core.wording import plural
 from verifier.deriving.derive import Derived
+from verifier.deriving.learning.generalise import Learned
 
 __all__ = ["derivation_json", "derivation_lines"]
 
@@ -18,26 +19,13 @@ def derivation_json(made: Derived) -> str:
 
 
 def _fields(made: Derived) -> dict[str, object]:
+    first, *others = made.learned
     return {
         "op": made.op,
         "passed": made.closed.passed,
-        "calls": len(made.calls),
-        "rules": [
-            {
-                "slots": rule.slots,
-                "inputs": [str(getattr(part, "text", part)) for part in rule.inputs],
-                "outputs": [str(getattr(part, "text", part)) for part in rule.outputs],
-                "conditions": [test.text for test in rule.tests],
-                "calls": rule.calls,
-                "placements": rule.points,
-            }
-            for rule in made.made.rules
-        ],
-        "explained": made.made.explained,
-        "unexplained": [
-            {"call": call.origin, "ndims": call.ndims, "inputs": [*map(str, inputs)]}
-            for call, inputs in made.made.unexplained
-        ],
+        **_of_op(first),
+        "in_gradient": [{"op": str(one.op), **_of_op(one)} for one in others],
+        "not_derived": made.not_derived,
         "confirmed": made.closed.confirmed,
         "wrong": made.closed.wrong,
         "missing": made.closed.missing,
@@ -55,13 +43,37 @@ def _fields(made: Derived) -> dict[str, object]:
     }
 
 
+def _of_op(learned: Learned) -> dict[str, object]:
+    """Return what was derived for one op."""
+    return {
+        "calls": len(learned.calls),
+        "rules": [
+            {
+                "slots": rule.slots,
+                "inputs": [str(getattr(part, "text", part)) for part in rule.inputs],
+                "outputs": [str(getattr(part, "text", part)) for part in rule.outputs],
+                "conditions": [test.text for test in rule.tests],
+                "calls": rule.calls,
+                "placements": rule.points,
+            }
+            for rule in learned.made.rules
+        ],
+        "explained": learned.made.explained,
+        "unexplained": [
+            {"call": call.origin, "ndims": call.ndims, "inputs": [*map(str, inputs)]}
+            for call, inputs in learned.made.unexplained
+        ],
+    }
+
+
 def derivation_lines(made: Derived, out: Path | None) -> list[str]:
     """Return what came of a derivation; ``out`` is the file that the code is written to, if any."""
-    closed, all_ = made.closed, made.made.explained + len(made.made.unexplained)
+    closed = made.closed
+    first, *others = made.learned
     gate = f"gate: exit status {closed.gate}; " if made.is_strategy else ""
     lines = [
-        f"{made.op}: {plural(len(made.made.rules), 'rule')} from {plural(len(made.calls), 'call')}, which explain "
-        f"{made.made.explained} of {all_} placements that hold",
+        f"{made.op}: {_counted(first)}",
+        *(f"  {one.op}, which runs in its gradient: {_counted(one)}" for one in others),
         f"  rules: {closed.confirmed} confirmed, {closed.wrong} wrong, {len(closed.missing)} of the derived missing"
         if made.is_strategy
         else f"  tests on ranks: {closed.confirmed} passed, {closed.wrong} failed",
@@ -72,14 +84,27 @@ def derivation_lines(made: Derived, out: Path | None) -> list[str]:
         lines.append(f"  changes of single lines: {count - len(survivors)} of {count} are refuted by the calls")
         lines += [f"  told by no call: {one}" for one in survivors[:5]]
         lines += [f"  the code does not say what was derived: {one}" for one in closed.mutants.disagrees[:5]]
-    lines += [f"  not explained: {', '.join(map(str, i))} of {c.origin}" for c, i in made.made.unexplained[:5]]
-    if made.made.unexplained and not made.op.startswith("aten."):
+    left = [one for learned in made.learned for one in learned.made.unexplained]
+    lines += [f"  not explained: {', '.join(map(str, i))} of {c.origin}" for c, i in left[:5]]
+    if left and not made.op.startswith("aten."):
         lines.append("  more examples of these calls, with other numbers of dims, may explain what one of them shows")
     lines += [f"  missing: {one}" for one in closed.missing[:5]]
+    lines += [f"  {name} runs in its gradient and has no strategy: {why}" for name, why in made.not_derived.items()]
     if not closed.passed:
         said = [f"  {line}" for line in closed.said.splitlines()]
-        return [*lines, *said, *map(_advice, closed.without_strategy), "not written: the code did not pass"]
+        handler = [f"  DTensor runs code of its own in the place of {made.op}, whatever its strategy is"]
+        told = [name for name in closed.without_strategy if name not in made.not_derived]
+        lines += [*said, *map(_advice, told), *handler * made.has_handler]
+        return [*lines, "not written: the code did not pass"]
     return [*lines, f"written: {out} and {out.with_name('test_' + out.name)}"] if out is not None else lines
+
+
+def _counted(learned: Learned) -> str:
+    made = learned.made
+    return (
+        f"{plural(len(made.rules), 'rule')} from {plural(len(learned.calls), 'call')}, which explain {made.explained} "
+        f"of {made.explained + len(made.unexplained)} placements that hold"
+    )
 
 
 def _advice(other: str) -> str:

@@ -242,7 +242,7 @@ def _plain_copies(value: Any) -> Any:
 def capture_calls(
     wanted: Callable[[OpOverload], bool], largest: int
 ) -> Iterator[list[tuple[OpOverload, tuple[Any, ...], dict[str, Any]]]]:
-    """Collect the calls of aten overloads inside the block that ``wanted`` accepts, with copies of their tensors.
+    """Collect the calls of overloads inside the block that ``wanted`` accepts, with copies of their tensors.
 
     A call is left out if it has no tensor, a tensor of more than ``largest`` elements, or one that is not plain
     (sparse, quantized, on another device). The copies are contiguous. Uninitialised memory is filled with 0.

@@ -19,7 +19,17 @@ from verifier.torch_internals.names import OpOverload, pytree
 from verifier.torch_internals.opinfo import capture_calls, opinfo_entries, opinfo_samples, opinfo_sizes
 from verifier.torch_internals.ops import cache_by_rules, has_decomposition, is_composite, registered_overloads
 
-__all__ = ["MOST_CAPTURED", "Origin", "captured", "entries_of", "hidden", "sharded", "usable_dtype", "whole_calls"]
+__all__ = [
+    "MOST_CAPTURED",
+    "Origin",
+    "captured",
+    "entries_of",
+    "hidden",
+    "run_backward",
+    "sharded",
+    "usable_dtype",
+    "whole_calls",
+]
 
 MOST_CAPTURED = 64
 """Of so many samples of an OpInfo, evenly spaced, calls are captured."""
@@ -194,7 +204,7 @@ def _calls(
         try:
             result = entry.op(sample.input, *sample.args, **sample.kwargs)
             if differentiable:
-                _run_backward(result)
+                run_backward(result)
         except REFUSALS:
             pass  # the calls dispatched before are good
     if composite and not entry.name.startswith("_foreach"):
@@ -211,7 +221,8 @@ def _calls(
     return [call for call in made if any(tensor.numel() for tensor in call.tensors)]
 
 
-def _run_backward(result: object) -> None:
+def run_backward(result: object) -> None:
+    """Differentiate the results of a call that require a gradient, if any."""
     outputs = [
         leaf
         for leaf in pytree.tree_leaves(result)

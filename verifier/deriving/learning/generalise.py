@@ -17,8 +17,9 @@ from verifier.deriving.learning.alike import as_one_result, returns_list, with_o
 from verifier.deriving.learning.cuts import BlocksByCall
 from verifier.deriving.learning.evidence import Blocks, CallEvidence, Inputs
 from verifier.deriving.learning.language import Dim, Scope, Test, dims_of_inputs, dims_of_results, named_dims, tests
+from verifier.torch_internals.names import OpOverload
 
-__all__ = ["Cut", "Derivation", "DerivedRule", "generalise", "placements_of"]
+__all__ = ["Cut", "Derivation", "DerivedRule", "Learned", "generalise", "placements_of"]
 
 _What = tuple[int, Inputs]
 """Placements of the slots of a call."""
@@ -107,6 +108,21 @@ class Derivation:
     unexplained: tuple[tuple[CallEvidence, Inputs], ...]
     explained: int
     blocks: BlocksByCall = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Learned:
+    """An op, its calls, and the rules that explain what holds for them."""
+
+    op: OpOverload
+    calls: Sequence[CallEvidence]
+    made: Derivation
+
+    def refuted_by(self, more: Sequence[CallEvidence]) -> Learned:
+        """Return the op with rules that more of its calls do not refute."""
+        mine = [call for call in more if call.case.op == str(self.op)]
+        calls = [*self.calls, *mine]
+        return replace(self, calls=calls, made=generalise(calls, self.made.blocks)) if mine else self
 
 
 def generalise(calls: Sequence[CallEvidence], blocks: BlocksByCall | None = None) -> Derivation:

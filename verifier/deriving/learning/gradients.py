@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch.distributed.tensor import Replicate, Shard
@@ -21,13 +21,18 @@ from verifier.rules.classify import Expected
 from verifier.rules.execute import Cuts, LocalCall
 from verifier.rules.options import CheckOptions
 from verifier.rules.samples import Sample
+from verifier.torch_internals.names import OpOverload
+from verifier.torch_internals.opinfo import capture_calls
+from verifier.torch_internals.ops import cache_by_rules, has_decomposition, is_composite, registered_overloads
 from verifier.torch_internals.placements import Placements
 
-__all__ = ["Placed", "gradient_rules", "has_gradients"]
+__all__ = ["Placed", "gradient_rules", "has_gradients", "ops_without_strategy"]
 
 Placed = tuple[Placement, ...]
 _DRAWS = 3
 """Draws at each size and mesh; each has other values, and other cotangents."""
+_LARGEST = 1 << 16
+"""Calls with a tensor of more elements are not looked at."""
 _ERRORS = (RuntimeError, ValueError, IndexError, TypeError, NotImplementedError)
 
 
@@ -98,6 +103,21 @@ def has_gradients(case: OpCase) -> bool:
         except _ERRORS:
             return False
     return any(gradient is not None for gradient in found)
+
+
+def ops_without_strategy(cases: Iterable[OpCase]) -> tuple[str, ...]:
+    """Return the ops that the gradients of calls run on plain tensors and for which DTensor has nothing to go by."""
+    found: dict[str, None] = {}
+    for case in cases:
+        with capture_calls(_lacks_strategy, _LARGEST) as calls:
+            has_gradients(case)
+        found |= dict.fromkeys(str(op) for op, _, _ in calls if str(op) != case.op)
+    return tuple(found)
+
+
+@cache_by_rules
+def _lacks_strategy(op: OpOverload) -> bool:
+    return op not in registered_overloads() and not has_decomposition(op) and not is_composite(op)
 
 
 def _best(allowed: frozenset[Placement]) -> Placement:

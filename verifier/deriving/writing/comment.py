@@ -13,14 +13,25 @@ from verifier.planning.own_samples import callable_of
 __all__ = ["comment", "why_left_out"]
 
 
-def comment(subject: Subject, made: Derivation, given: Provenance, left_out: Sequence[DerivedRule]) -> list[str]:
-    """Return the lines of the comment, ten at most; ``left_out`` has rules that the code cannot have."""
+def comment(
+    subject: Subject, made: Derivation, given: Provenance, left_out: Sequence[DerivedRule], gradient_of: str = ""
+) -> list[str]:
+    """Return the lines of the comment, ten at most.
+
+    Parameters
+    ----------
+    left_out
+        Rules that the code cannot have.
+    gradient_of
+        The op in whose gradient this one runs, and with which it was derived.
+    """
     calls = subject.calls
     holding = [call for call in calls if call.holding and not call.rare]
     draws, sizes = min((call.draws for call in holding), default=0), min((call.sizes for call in holding), default=0)
     ndims = sorted({call.ndims for call in holding})
     lines = [
-        f"Sharding rules of {callable_of(str(subject.op)) or subject.op}, derived by `{given.command}`.",
+        f"Sharding rules of {callable_of(str(subject.op)) or subject.op}, "
+        + (f"which runs in the gradient of {gradient_of}." if gradient_of else f"derived by `{given.command}`."),
         f"Each held in every draw of {plural(len(holding), 'call')}, in at least {draws} draws and "
         f"{plural(sizes, 'size')}, uneven ones too, on meshes {given.meshes}. "
         f"{plural(len(calls) - len(holding), 'call')} of rare classes contradict none.",

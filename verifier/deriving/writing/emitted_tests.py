@@ -10,6 +10,7 @@ import torch
 
 from verifier.core.case import OpCase
 from verifier.deriving.learning.evidence import CallEvidence
+from verifier.deriving.learning.gradients import has_gradients
 from verifier.deriving.writing.subject import Target, strategy_name
 from verifier.planning.own_samples import callable_of
 from verifier.rules.execute import CALL_ERRORS, LocalCall
@@ -30,6 +31,7 @@ def text_of_test(
     imports: Sequence[str] = (),
     folder: Path | None = None,
     target: Target = Target.SINGLE_DIM,
+    gradients: bool = False,
 ) -> str:
     """Return a test file for the pytest plugin: calls on some meshes, under the code in ``module``.
 
@@ -39,11 +41,14 @@ def text_of_test(
         Files and modules that define the op; the test imports them first.
     folder
         Where the test is going to be; this folder if it is None.
+    gradients
+        Whether all that runs in the gradient of the op has a strategy, so that the test asks for the gradient.
     """
     name = strategy_name(op)
     local = target is Target.LOCAL_MAP
     chosen = [call for call in calls if call.holding and not call.rare][:_MOST_TESTED]
-    texts = [f"    ({_arguments(call.case, local)})," for call in chosen]
+    wanted = [local or (gradients and has_gradients(call.case)) for call in chosen]
+    texts = [f"    ({_arguments(call.case, one)})," for call, one in zip(chosen, wanted, strict=True)]
     found, defining = _imports_of_test(imports, folder or Path())
     title = "on local tensors" if local else "with its derived strategy"
     use = f"import {module}" + ("" if local else "  # noqa: F401 - registers the strategy")

@@ -20,6 +20,8 @@ from torch.distributed.tensor.placement_types import Placement
 from verifier.core.ops import resolve
 from verifier.deriving.learning.evidence import CallEvidence, Inputs, Place, by_slot, slot_names
 from verifier.deriving.learning.generalise import Derivation
+from verifier.deriving.writing.subject import strategy_name
+from verifier.planning.own_samples import overload_named
 from verifier.torch_internals.names import pytree
 
 __all__ = ["Mutants", "tried_mutants"]
@@ -52,15 +54,25 @@ class Mutants:
     survivors: tuple[str, ...]
     disagrees: tuple[str, ...] = ()
 
+    def __add__(self, other: Mutants) -> Mutants:
+        return Mutants(
+            self.tried + other.tried, self.survivors + other.survivors, self.disagrees + other.disagrees
+        )  # fmt: skip
+
 
 def tried_mutants(code: str, calls: Sequence[CallEvidence], made: Derivation) -> Mutants:
-    """Return which changes of the function of the rules in ``code`` its calls tell."""
+    """Return which changes of the functions of the rules of an op in ``code`` its calls tell."""
     module = ast.parse(code)
-    module.body = [node for node in module.body if not getattr(node, "decorator_list", None)]
+    registering = (ast.Expr, ast.Assign)
+    module.body = [
+        node for node in module.body
+        if not getattr(node, "decorator_list", None) and not isinstance(node, registering)
+    ]  # fmt: skip
+    start = strategy_name(overload_named(calls[0].case.op))
     functions = [
         node
         for node in module.body
-        if isinstance(node, ast.FunctionDef) and node.name.endswith(("_rules", "_in_blocks"))
+        if isinstance(node, ast.FunctionDef) and node.name in (f"{start}_rules", f"{start}_in_blocks")
     ]
     names = [function.name for function in functions]
     points = [*_points_of_calls(calls), *_points_of_blocks(calls, made)]

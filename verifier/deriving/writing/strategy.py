@@ -5,9 +5,9 @@ from __future__ import annotations
 import builtins
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from verifier.deriving.learning.evidence import CallEvidence
-from verifier.deriving.learning.generalise import Derivation
+from verifier.deriving.learning.generalise import Learned
 from verifier.deriving.writing.body import Body, helpers
 from verifier.deriving.writing.comment import comment, why_left_out
 from verifier.deriving.writing.local_map import run_on_locals
@@ -26,18 +26,13 @@ _IMPORTS_OF_LOCAL_MAP = ("from torch.distributed.tensor.experimental import loca
 _IMPORTS_OF_REGISTER_SHARDING = ("from torch.distributed.tensor.experimental import register_sharding",)
 
 
-def strategy_text(
-    op: OpOverload,
-    calls: Sequence[CallEvidence],
-    made: Derivation,
-    target: Target,
-    given: Provenance,
-    uneven: bool = True,
-) -> str:
-    """Return a module that registers the derived rules as the strategy of ``op``.
+def strategy_text(learned: Sequence[Learned], target: Target, given: Provenance, uneven: bool = True) -> str:
+    """Return a module that registers the derived rules as the strategies of their ops.
 
     Parameters
     ----------
+    learned
+        The op that was asked for, then those that run in its gradient.
     uneven
         Whether the rules may be used where a rank has no elements.
 
@@ -46,7 +41,49 @@ def strategy_text(
     CannotWriteError
         If ``target`` cannot have such rules, with the reason.
     """
-    subject = Subject(op, calls, target)
+    gradient_of = ["", *[str(learned[0].op)] * (len(learned) - 1)]
+    first, *others = [_written(*one, target, given, uneven) for one in zip(learned, gradient_of, strict=True)]
+    every = (first, *others)
+    lines = [line for one in every for line in (*one.function, *one.tail)]
+    whole = "\n".join(lines)
+    used = [name for name in _PUBLIC if any(re.search(rf"\b{name}\b", "\n".join(one.names)) for one in every)]
+    functions = list(helpers(lines))
+    imports = list(dict.fromkeys(line for one in every for line in one.imports))
+    of_trees = "from torch.utils._pytree import tree_map"
+    trees = of_trees not in imports and any("tree_map(" in line for line in (*functions, *lines))
+    imports += [of_trees] if trees else []
+    standard = [name for name in _STANDARD if f"{name}." in "\n".join([*functions, whole])]
+    text = [
+        *first.comment, "", *(f"import {name}" for name in standard), *[""] * bool(standard),
+        "import torch", f"from torch.distributed.tensor import {', '.join(used)}" if used else "",
+        *imports, "", "", *functions, *first.function, *first.tail,
+    ]  # fmt: skip
+    for one in others:
+        text += ["", "", *one.comment, *one.function, *one.tail]
+    return "\n".join(text) + "\n"
+
+
+_PUBLIC = ("DTensor", "Partial", "Replicate", "Shard")
+_STANDARD = ("builtins", "functools", "math")
+
+
+@dataclass(frozen=True)
+class _Written:
+    """The lines of one op: its comment, the functions of its rules, what registers them, and their imports.
+
+    ``names`` are the lines that may name what DTensor's package offers.
+    """
+
+    comment: list[str]
+    function: list[str]
+    tail: list[str]
+    imports: list[str]
+    names: list[str]
+
+
+def _written(learned: Learned, gradient_of: str, target: Target, given: Provenance, uneven: bool) -> _Written:
+    op, made = learned.op, learned.made
+    subject = Subject(op, learned.calls, target)
     writer = Body(subject)
     in_blocks = [rule for rule in made.rules if rule.cut is not None]
     filtered = in_blocks if target is Target.SINGLE_DIM and not subject.per_element else []
@@ -63,36 +100,18 @@ def strategy_text(
     elif target is Target.REGISTER_SHARDING:
         imports, tail = list(_IMPORTS_OF_REGISTER_SHARDING), registered_by_sharding(subject)
     else:
-        imports, tail = (
-            imports_of_single_dim(subject, bool(blocks)),
-            registered_for_single_dim(subject, uneven, plain, bool(blocks)),
-        )
-    header = "\n".join(f"# {line}" for line in comment(subject, made, given, left_out))
-    used = [
-        name
-        for name in ("DTensor", "Partial", "Replicate", "Shard")
-        if any(re.search(rf"\b{name}\b", line) for line in (*body, *blocks, *filtering, *tail))
-    ]
-    prepared = writer.prepared(body)
-    function = [*helpers([*prepared, *body, *filtering, *tail])]
-    function += [*writer.head, *prepared, *body, "    return rules"] if plain else []
-    of_trees = "from torch.utils._pytree import tree_map"
-    imports += [of_trees] if of_trees not in imports and any("tree_map(" in line for line in function) else []
+        imports = imports_of_single_dim(subject, bool(blocks))
+        tail = registered_for_single_dim(subject, uneven, plain, bool(blocks))
+    function = [*writer.head, *writer.prepared(body), *body, "    return rules"] if plain else []
     if blocks:
         function += ["", ""] if plain else []
         function += [*writer.head_of_blocks, *writer.prepared(blocks), *blocks, "    return rules", *filtering]
-    text = "\n".join(function)
-    hidden = [argument.name for argument in op._schema.arguments if hasattr(builtins, argument.name)]
-    for name in hidden:  # such as topk's argument sorted
-        text = re.sub(rf"(?<![\w.]){name}\(", f"builtins.{name}(", text)
-    whole = "\n".join([text, *tail])
-    standard = [name for name in ("builtins", "functools", "math") if f"{name}." in whole]
-    lines = [
-        header, "", *(f"import {name}" for name in standard), *[""] * bool(standard),
-        "import torch", f"from torch.distributed.tensor import {', '.join(used)}" if used else "",
-        *imports, "", "", text, *tail,
-    ]  # fmt: skip
-    return "\n".join(lines) + "\n"
+    for argument in op._schema.arguments:
+        if hasattr(builtins, argument.name):  # such as topk's argument sorted
+            pattern = re.compile(rf"(?<![\w.]){argument.name}\(")
+            function = [pattern.sub(f"builtins.{argument.name}(", line) for line in function]
+    header = [f"# {line}" for line in comment(subject, made, given, left_out, gradient_of)]
+    return _Written(header, function, tail, imports, [*body, *blocks, *filtering, *tail])
 
 
 def _defining(op: OpOverload, imports: Sequence[str]) -> list[str]:

@@ -1,0 +1,155 @@
+"""An op whose gradient runs ops without a strategy: these get one in the same module."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from verifier.core.case import MeshSpec, OpCase
+from verifier.core.errors import SamplesError
+from verifier.deriving import derive as deriving
+from verifier.deriving.closing import Closed
+from verifier.deriving.derive import Derived, DeriveRequest, derivation
+from verifier.deriving.learning.gradients import ops_without_strategy
+from verifier.deriving.learning.isolated import Workshop
+from verifier.deriving.text import derivation_json, derivation_lines
+from verifier.execution.imports import run_imports
+from verifier.planning import own_samples
+from verifier.rules.check import check_sample
+from verifier.rules.options import CheckOptions
+from verifier.rules.results import SampleReport
+from verifier.rules.samples import SampleOptions, installed_sources
+from verifier.rules.samples import Target as OpTarget
+
+HERE = Workshop(jobs=0)
+"""Ops that a test defines are not known in a worker."""
+NORM = """
+import torch, verifier
+
+library = torch.library.Library("{space}", "DEF")
+library.define("norm(Tensor x, float eps=1e-6) -> (Tensor, Tensor)")
+library.define("norm_backward(Tensor grad, Tensor x, Tensor scale) -> Tensor")
+
+@torch.library.impl(library, "norm", "CompositeExplicitAutograd")
+def norm(x, eps=1e-6):
+    scale = (x.square().mean(-1, keepdim=True) + eps).rsqrt()
+    return x * scale, scale
+
+@torch.library.impl(library, "norm_backward", "CompositeExplicitAutograd")
+def norm_backward(grad, x, scale):
+    {tells}
+    return grad * scale - x * (grad * x).mean(-1, keepdim=True) * scale**3
+
+def setup(ctx, inputs, output):
+    ctx.save_for_backward(inputs[0], output[1])
+    ctx.mark_non_differentiable(output[1])
+
+def backward(ctx, grad, _):
+    return torch.ops.{space}.norm_backward(grad, *ctx.saved_tensors), None
+
+torch.library.register_autograd("{space}::norm", backward, setup_context=setup)
+verifier.samples("{space}::norm")(lambda: [(torch.randn(4, 6),), (torch.randn(2, 3, 6), 0.1)])
+"""
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(monkeypatch: pytest.MonkeyPatch, rules_taken_back: None) -> None:
+    """Let what a test declares and registers be gone after it."""
+    monkeypatch.setattr(own_samples, "_makers", {})
+
+
+@pytest.fixture
+def passing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Derive in this process, and take what is derived for right."""
+    monkeypatch.setattr(deriving, "derivation", lambda request: derivation(request, HERE))
+    monkeypatch.setattr(deriving, "_checked", lambda *_: Closed(1, 0, (), 0, ""))
+
+
+def derived(folder: Path, space: str, tells: str = "") -> Derived:
+    file = folder / f"{space}.py"
+    file.write_text(NORM.format(space=space, tells=tells))
+    run_imports([str(file)])
+    return deriving.derive(DeriveRequest(f"{space}::norm", max_samples=4, imports=[str(file)]), f"{space}_strategy")
+
+
+def reports_of(op: str, code: str) -> list[SampleReport]:
+    """Return what level 1 says of an op under the strategies in ``code``."""
+    exec(compile(code, "derived.py", "exec"), {})
+    options = CheckOptions((MeshSpec.parse("2"), MeshSpec.parse("3")), claims_only=True, samples_called_again=0)
+    samples = installed_sources()["own"].samples(OpTarget(op, "own", op), SampleOptions(max_samples=4))
+    return [check_sample(sample, options) for sample in samples]
+
+
+@pytest.mark.usefixtures("passing")
+def test_what_runs_in_the_gradient_gets_a_strategy_in_the_same_module(tmp_path: Path) -> None:
+    made = derived(tmp_path, "with_backward")
+    backward = "with_backward.norm_backward.default"
+    assert [str(one.op) for one in made.learned] == ["with_backward.norm.default", backward]
+    mutants = made.closed.mutants
+    assert mutants is not None
+    assert (mutants.tried > 8, mutants.survivors, mutants.disagrees) == (True, (), ())
+    assert f"{backward}, which runs in the gradient of with_backward.norm.default" in re.sub(r"\n# ", " ", made.code)
+    assert made.test.count(".requires_grad_()") == 2
+    assert any(f"{backward}, which runs in its gradient: " in line for line in derivation_lines(made, None))
+    assert backward in derivation_json(made)
+    reports = reports_of(backward, made.code)
+    assert not [wrong for report in reports for wrong in report.wrong]
+    sharded = ("S(0)", "S(0)", "S(0)")
+    assert any(rule.inputs == sharded for report in reports for rule in report.confirmed)
+    assert "in the gradient of with_backward.norm.default" in reports[0].origin
+
+
+@pytest.mark.usefixtures("passing")
+def test_a_wrong_rule_of_what_runs_in_the_gradient_is_refuted(tmp_path: Path) -> None:
+    code = derived(tmp_path, "wrong_backward").code
+    at_any_dim = code.replace("if d < grad_ndim - 1:", "if True:")
+    assert at_any_dim != code
+    wrong = [
+        wrong for report in reports_of("wrong_backward.norm_backward.default", at_any_dim) for wrong in report.wrong
+    ]
+    assert {one.rule.inputs for one in wrong} >= {("S(1)",) * 3, ("S(2)",) * 3}
+    assert all(one.rule.inputs != ("S(0)",) * 3 for one in wrong)
+
+
+@pytest.mark.usefixtures("passing")
+def test_what_cannot_be_derived_of_a_gradient_is_told_and_its_test_asks_for_none(tmp_path: Path) -> None:
+    made = derived(tmp_path, "random_backward", tells="scale = scale * torch.rand_like(scale)")
+    ((name, why),) = made.not_derived.items()
+    assert (name, len(made.learned)) == ("random_backward.norm_backward.default", 1)
+    assert "random" in why
+    assert ".requires_grad_()" not in made.test
+    assert any(f"{name} runs in its gradient and has no strategy: " in line for line in derivation_lines(made, None))
+
+
+@pytest.mark.parametrize(
+    ("op", "args", "missing"),
+    [
+        ("avg_pool2d.default", (torch.ones(1, 2, 4, 4), [2, 2]), ("aten.avg_pool2d_backward.default",)),
+        ("mul.Tensor", (torch.ones(3), torch.ones(3)), ()),
+        ("isfinite.default", (torch.ones(3),), ()),
+    ],
+)
+def test_ops_that_a_gradient_runs_are_told_if_they_have_no_strategy(
+    op: str, args: tuple[Any, ...], missing: tuple[str, ...]
+) -> None:
+    case = OpCase(f"aten.{op}", f"torch.ops.aten.{op}", args)
+    assert ops_without_strategy([case]) == missing
+
+
+def test_an_op_that_runs_in_no_gradient_has_no_calls_of_one(tmp_path: Path) -> None:
+    file = tmp_path / "other.py"
+    text = NORM.format(space="no_gradient", tells="")
+    file.write_text(text.replace("torch.library.register_autograd", "# "))
+    run_imports([str(file)])
+    samples = installed_sources()["own"].samples(
+        OpTarget("no_gradient.norm_backward.default", "own", "no_gradient.norm_backward.default"), SampleOptions()
+    )
+    try:
+        origins = [sample.origin for sample in samples]
+    except SamplesError:
+        origins = []
+    assert not [origin for origin in origins if "in the gradient of" in origin]
