@@ -37,8 +37,8 @@ from torch.distributed.tensor.placement_types import Placement
 
 from verifier.deriving.derive import DeriveRequest, derivation
 from verifier.deriving.learning.evidence import CallEvidence, by_slot, slot_names
-from verifier.deriving.learning.generalise import Learned
 from verifier.deriving.learning.isolated import Workshop
+from verifier.deriving.learning.learned import Learned
 from verifier.deriving.writing.strategy import strategy_text
 from verifier.deriving.writing.subject import Provenance, Target
 from verifier.planning.own_samples import overload_named

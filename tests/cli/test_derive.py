@@ -11,7 +11,8 @@ from forked_commands import run_module
 from verifier.core.case import OpCase
 from verifier.deriving.closing import close
 from verifier.deriving.learning.evidence import CallEvidence
-from verifier.deriving.learning.generalise import Derivation, Learned
+from verifier.deriving.learning.generalise import Derivation
+from verifier.deriving.learning.learned import Learned
 
 pytestmark = pytest.mark.long
 

@@ -18,7 +18,8 @@ from verifier.deriving import closing
 from verifier.deriving import derive as deriving
 from verifier.deriving.closing import Closed
 from verifier.deriving.derive import Derived, DeriveRequest
-from verifier.deriving.learning.generalise import Derivation, Learned, generalise
+from verifier.deriving.learning.generalise import Derivation, generalise
+from verifier.deriving.learning.learned import Learned
 from verifier.deriving.text import derivation_lines
 from verifier.records.values import trial_record
 

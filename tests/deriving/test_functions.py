@@ -14,7 +14,8 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 from strategies.own_ops.names import own_ops, own_ops_named
 from verifier.core.errors import SamplesError
 from verifier.deriving.learning.evidence import gather
-from verifier.deriving.learning.generalise import Learned, generalise
+from verifier.deriving.learning.generalise import generalise
+from verifier.deriving.learning.learned import Learned
 from verifier.deriving.writing.emitted_tests import text_of_test
 from verifier.deriving.writing.strategy import strategy_text
 from verifier.deriving.writing.subject import CannotWriteError, Provenance, Target

@@ -125,6 +125,21 @@ def test_what_cannot_be_derived_of_a_gradient_is_told_and_its_test_asks_for_none
     assert any(f"{name} runs in its gradient and has no strategy: " in line for line in derivation_lines(made, None))
 
 
+def test_the_op_alone_gets_its_strategy_if_that_of_its_gradient_does_not_pass(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def checked(code: str, *_: object) -> Closed:
+        return Closed(1, 0, (), int("norm_backward" in code), "it did not pass")
+
+    monkeypatch.setattr(deriving, "derivation", lambda request: derivation(request, HERE))
+    monkeypatch.setattr(deriving, "_checked", checked)
+    made = derived(tmp_path, "failing_backward")
+    assert made.closed.passed
+    assert "norm_backward" not in made.code
+    assert [*made.not_derived] == ["failing_backward.norm_backward.default"]
+    assert ".requires_grad_()" not in made.test
+
+
 @pytest.mark.parametrize(
     ("op", "args", "missing"),
     [

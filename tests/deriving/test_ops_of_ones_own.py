@@ -15,8 +15,8 @@ from torch_versions import torch_is
 
 from verifier.core.case import MeshSpec
 from verifier.deriving.derive import DeriveRequest, derivation, derive
-from verifier.deriving.learning.generalise import Learned
 from verifier.deriving.learning.isolated import Workshop
+from verifier.deriving.learning.learned import Learned
 from verifier.deriving.writing.mutants import tried_mutants
 from verifier.deriving.writing.strategy import strategy_text
 from verifier.deriving.writing.subject import CannotWriteError, Provenance, Target
@@ -70,6 +70,17 @@ verifier.samples("{space}::fragile")(lambda: [(torch.randn(6, 4), torch.randn(6,
 """
 BLOCKS = MOST_BLOCKS.format(space="{space}", blocks="x.shape[1] // 32")
 FULL_BLOCKS = MOST_BLOCKS.format(space="{space}", blocks="-1")  # refuses a tensor without elements
+ONE_FACTOR = """
+import torch, verifier
+
+@torch.library.custom_op("{space}::folded", mutates_args=())
+def folded(x: torch.Tensor, factor: int) -> torch.Tensor:
+    blocks = x.reshape(-1, factor * factor)  # no example shows that the block is the square
+    return (blocks - blocks.amax(-1, keepdim=True)).reshape(x.shape)
+
+folded.register_fake(lambda x, factor: torch.empty_like(x))
+verifier.samples("{space}::folded")(lambda: [(torch.randn(72), 3), (torch.randn(108), 3)])
+"""
 LIST = """
 import torch, verifier
 
@@ -219,6 +230,7 @@ EXAMPLES = {
     "less_largest_of_full": FULL_BLOCKS,
     "centred": OPTIONAL,
     "blended": LIST,
+    "folded": ONE_FACTOR,
     "halved": NO_ROWS,
     "scaled": SCALES,
     "pairs": PAIRS,
@@ -282,6 +294,13 @@ def test_a_rule_holds_where_the_cut_falls_on_a_multiple_of_32(name: str, tmp_pat
     assert {rule.inputs for rule in confirmed(reports)} >= {("S(0)",), ("S(1)",)}
     at_any_cut = code.replace("length % block == 0", "True").replace("extent % (block * math.prod(sizes)) == 0", "True")
     assert [wrong for report in closed(op, at_any_cut) for wrong in report.wrong]
+
+
+def test_a_block_that_one_factor_shows_is_not_that_of_other_factors(tmp_path: Path) -> None:
+    op, code = derived(tmp_path, "one_factor", "folded", Target.REGISTER_SHARDING)
+    assert "_begin_at_multiples(x, d, 9)" in code
+    assert "if factor == 3" in code
+    assert ("S(0)",) in confirmed_inputs(closed(op, code))
 
 
 @pytest.mark.parametrize(("name", "condition"), [("scaled", "(x, d, 32)"), ("pairs", "(x, d, 2)")])

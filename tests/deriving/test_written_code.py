@@ -15,7 +15,8 @@ from torch_versions import torch_is
 
 from verifier.deriving.closing import Closed
 from verifier.deriving.learning.evidence import CallEvidence
-from verifier.deriving.learning.generalise import Cut, Learned, generalise
+from verifier.deriving.learning.generalise import Cut, generalise
+from verifier.deriving.learning.learned import Learned
 from verifier.deriving.writing.emitted_tests import text_of_test
 from verifier.deriving.writing.mutants import Mutants, tried_mutants
 from verifier.deriving.writing.strategy import strategy_text

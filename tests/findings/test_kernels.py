@@ -1,4 +1,4 @@
-"""A dtype that torch's local kernel gives to empty tensors is not a mistake of a rule."""
+"""What torch does by itself is no mistake of a rule: a dtype of empty tensors, and a gradient of zeros."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from run_factory import make_finding
 from torch.distributed.tensor import Replicate, Shard
 
 from verifier.core.case import MeshSpec, OpCase, Trial
-from verifier.findings.kernels import is_dtype_of_empty_shards
+from verifier.findings.grouping import ZEROS_OF_AUTOGRAD
+from verifier.findings.kernels import is_dtype_of_empty_shards, is_zeros_of_autograd
 from verifier.records.schema import FindingRecord
 from verifier.records.values import trial_record
 
@@ -36,3 +37,14 @@ def test_the_mask_of_an_empty_shard_is_made_by_the_kernel() -> None:
 )
 def test_any_other_dtype_stays_a_mistake(one: FindingRecord) -> None:
     assert not is_dtype_of_empty_shards(one)
+
+
+def zeros(op: str, *groups: str) -> FindingRecord:
+    return make_finding(op=op, verdict="WRONG_GRADIENT", groups=[*groups])
+
+
+def test_zeros_that_autograd_makes_are_torchs_for_an_op_of_torch() -> None:
+    group = str(ZEROS_OF_AUTOGRAD)
+    assert is_zeros_of_autograd(zeros("aten.avg_pool2d_backward.default", group))
+    assert not is_zeros_of_autograd(zeros("mine.scale.default", group))  # whose formula is the user's
+    assert not is_zeros_of_autograd(zeros("aten.eq_.Scalar", "aten.eq_.Scalar | WRONG_GRADIENT | backward | self.grad"))

@@ -14,7 +14,8 @@ import msgspec
 import torch
 
 from verifier.deriving.learning.evidence import CallEvidence, by_slot, described, slot_names
-from verifier.deriving.learning.generalise import Derivation, Learned
+from verifier.deriving.learning.generalise import Derivation
+from verifier.deriving.learning.learned import Learned
 from verifier.deriving.writing.mutants import Mutants
 from verifier.records.schema import TrialRecord
 from verifier.records.values import load_trial

@@ -17,10 +17,20 @@ from verifier.core.versions import versions
 from verifier.deriving.closing import Closed, close, close_by_test
 from verifier.deriving.learning.emptied import told_apart
 from verifier.deriving.learning.evidence import CallEvidence, leaves_open
-from verifier.deriving.learning.generalise import Derivation, Learned, generalise
+from verifier.deriving.learning.generalise import Derivation, generalise
 from verifier.deriving.learning.gradients import has_gradients, ops_without_strategy
-from verifier.deriving.learning.held_out import HeldOut, Untried, changes, other_flags, refuting, without_zero_factors
+from verifier.deriving.learning.held_out import (
+    HeldOut,
+    Untried,
+    changes,
+    other_flags,
+    other_numbers,
+    refuting,
+    refuting_in_blocks,
+    without_zero_factors,
+)
 from verifier.deriving.learning.isolated import Gathered, Listed, SamplePool, Samples, Workshop
+from verifier.deriving.learning.learned import Learned
 from verifier.deriving.writing.emitted_tests import text_of_test
 from verifier.deriving.writing.mutants import Mutants, tried_mutants
 from verifier.deriving.writing.strategy import strategy_text
@@ -122,20 +132,10 @@ def derive(request: DeriveRequest, module: str) -> Derived:
         versions()["torch"], versions()["dtensor-verifier"], request.world_sizes.replace(",", " "), request.dtype,
         request.seed, request.command, request.imports,
     )  # fmt: skip
-    for left in reversed(range(_ROUNDS)):
-        if not learned[0].made.rules:
-            raise ValueError(f"no rule but the replicated one holds for the calls of {op}")
-        code = strategy_text(learned, request.target, given)
-        closed = _checked(code, learned, request, module)
-        if not closed.passed and closed.only_uneven and request.target is Target.SINGLE_DIM:
-            other = strategy_text(learned, request.target, given, uneven=False)
-            again = _checked(other, learned, _on_four_ranks(request), module)
-            if again.passed:
-                code, closed = other, again
-        if not (closed.refuting and left):
-            break
-        learned = [one.refuted_by(closed.refuting) for one in learned]
-        learned = [one for one in learned if one.made.rules or one is learned[0]]
+    learned, code, closed = _closed(learned, request, module, given, not_derived)
+    if learned[1:] and not closed.passed:  # what is at fault may be what runs in the gradient
+        not_derived |= {str(one.op): "with its code, what is derived did not pass" for one in learned[1:]}
+        learned, code, closed = _closed(learned[:1], request, module, given, not_derived)
     none = Mutants(0, ())
     mutants = sum((tried_mutants(code, one.calls, one.made) for one in learned), none)
     seconds["checking"] = time.perf_counter() - started - seconds["deriving"]
@@ -150,6 +150,61 @@ def derive(request: DeriveRequest, module: str) -> Derived:
         not_derived,
         seconds,
     )
+
+
+def _closed(
+    learned: list[Learned], request: DeriveRequest, module: str, given: Provenance, not_derived: dict[str, str]
+) -> tuple[list[Learned], str, Closed]:
+    """Return what is left of what was learned when the checks refute no more of it, the code, and what they say of it.
+
+    Ops that run in the gradient and of which nothing is left are added to ``not_derived``, with the reason.
+
+    Raises
+    ------
+    ValueError
+        If nothing is left of the first op.
+    """
+    for left in reversed(range(_ROUNDS)):
+        if not learned[0].made.rules:
+            raise ValueError(f"no rule but the replicated one holds for the calls of {learned[0].op}")
+        learned = [*_told(learned, request.target, given, not_derived)]
+        code = strategy_text(learned, request.target, given)
+        closed = _checked(code, learned, request, module)
+        if not closed.passed and closed.only_uneven and request.target is Target.SINGLE_DIM:
+            other = strategy_text(learned, request.target, given, uneven=False)
+            again = _checked(other, learned, _on_four_ranks(request), module)
+            if again.passed:
+                code, closed = other, again
+        if not (closed.refuting and left):
+            break
+        learned = [one.refuted_by(closed.refuting) for one in learned]
+    return learned, code, closed
+
+
+def _told(
+    learned: Sequence[Learned], target: Target, given: Provenance, not_derived: dict[str, str]
+) -> Iterator[Learned]:
+    """Yield what was learned, without rules in blocks of whose conditions the calls do not tell each.
+
+    Such conditions explain by chance for which calls the rule holds. Ops that run in the gradient are left out, and
+    added to ``not_derived``, if the calls do not tell each line of what is left.
+    """
+    for one in learned:
+        cut = [(rule, rule.cut) for rule in one.made.rules if rule.cut is not None]
+        if not cut and one is learned[0]:
+            yield one
+            continue
+        in_blocks = [rule for rule, blocks in cut if not blocks.in_ones]
+        kept = [one, *(one.without(some) for some in (in_blocks, [rule for rule, _ in cut]) if some)]
+        best = next((some for some in kept if some.made.rules and _survivors(some, target, given) == ()), None)
+        if best is None and one is not learned[0]:
+            not_derived[str(one.op)] = "its calls do not tell each line of its rules from a changed one"
+        else:
+            yield best or one
+
+
+def _survivors(one: Learned, target: Target, given: Provenance) -> tuple[str, ...]:
+    return tried_mutants(strategy_text([one], target, given), one.calls, one.made).survivors
 
 
 def _learned(request: DeriveRequest, op: OpOverload) -> Learned:
@@ -293,8 +348,18 @@ def derivation(request: DeriveRequest, shop: Workshop | None = None) -> tuple[li
         *(more.held_out(one) for one in more.listed() if one.origin not in known and not one.why_not),
         *(samples.held_out(replace(known[change.origin], change=change)) for change in changes(calls, known)),
     ]
-    if in_blocks := [rule for rule in made.rules if rule.cut is not None]:
-        calls += refuting(in_blocks, [samples.held_out(one) for one in listed if not one.why_not], options)
+    testable = [samples.held_out(one) for one in listed if not one.why_not]
+    for _ in range(_ROUNDS):
+        in_blocks = [rule for rule in made.rules if rule.cut is not None]
+        if not in_blocks:
+            break
+        firsts = ((call, one) for one in testable for size, draw, call in one.calls() if not (size or draw))
+        with_others = other_numbers([call for call in calls if id(call) in blocks], known)
+        others = [(call, samples.held_out(replace(known[one.origin], change=one))) for call, one in with_others]
+        found = [*refuting(in_blocks, testable, options), *refuting_in_blocks(in_blocks, [*firsts, *others])]
+        if not found:
+            break
+        calls += found
         made = generalise(calls, blocks)
     for _ in range(_ROUNDS):
         found = list(refuting(made.rules, held_out, options))

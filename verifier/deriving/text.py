@@ -8,7 +8,7 @@ import msgspec
 
 from verifier.core.wording import plural
 from verifier.deriving.derive import Derived
-from verifier.deriving.learning.generalise import Learned
+from verifier.deriving.learning.learned import Learned
 
 __all__ = ["derivation_json", "derivation_lines"]
 

@@ -27,6 +27,7 @@ from verifier.torch_internals.placements import Placements
 from verifier.torch_internals.registries import has_own_handler
 
 __all__ = [
+    "ZEROS_OF_AUTOGRAD",
     "Collector",
     "Group",
     "case_flags",
@@ -38,6 +39,10 @@ __all__ = [
     "unlike",
     "unlike_rules",
 ]
+
+
+ZEROS_OF_AUTOGRAD = GroupKey("any op", Symptom(VerdictKind.WRONG_GRADIENT, Phase.BACKWARD, "a plain tensor of zeros"))
+"""The group of gradients that autograd makes from the sizes of a tensor alone, as plain tensors: of no rule."""
 
 
 def dtype_class(case: OpCase) -> str:
@@ -150,7 +155,7 @@ def structure(failure: Failure) -> GroupKey:
     if failure.by_hash_seed:
         return GroupKey(case.op, BY_HASH_SEED, mesh_dims=mesh_dims, flat=flat)
     if is_plain_zeros(failure):
-        return GroupKey("any op", symptom(failure))
+        return ZEROS_OF_AUTOGRAD
     if is_of_any_op(failure):
         return GroupKey(f"any {_style(case)} op", symptom(failure), mesh_dims=mesh_dims, flat=flat)
     return GroupKey(
@@ -252,7 +257,7 @@ def symptom(failure: Failure) -> Symptom:
         error = first_error(failure.observation)
         return Symptom(verdict.kind, verdict.phase, f"{error.type} in {error.where}" if error is not None else "")
     if is_plain_zeros(failure):
-        return Symptom(verdict.kind, Phase.BACKWARD, "a plain tensor of zeros")
+        return ZEROS_OF_AUTOGRAD.symptom
     return Symptom(verdict.kind, _BEFORE.get(verdict.phase, verdict.phase), re.sub(r" \d+$", "", verdict.subject))
 
 

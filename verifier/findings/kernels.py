@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from verifier.core.verdict import VerdictKind
+from verifier.findings.grouping import ZEROS_OF_AUTOGRAD
 from verifier.placements.algebra import split
 from verifier.records.schema import FindingRecord
 from verifier.records.values import load_trial
@@ -12,7 +13,16 @@ from verifier.rules.execute import LocalCall
 from verifier.rules.sample_on_mesh import CALL_ERRORS
 from verifier.torch_internals.names import OpOverload
 
-__all__ = ["is_dtype_of_empty_shards"]
+__all__ = ["is_dtype_of_empty_shards", "is_zeros_of_autograd"]
+
+
+def is_zeros_of_autograd(finding: FindingRecord) -> bool:
+    """Return whether nothing is wrong but that torch's own formula for a gradient makes plain tensors of zeros.
+
+    An op that only reads the sizes of an argument has such a gradient. Of an op of torch's the formula is in C++, and
+    comes before all rules. One of the user's may make what it likes.
+    """
+    return finding.op.startswith(("aten.", "prims.")) and str(ZEROS_OF_AUTOGRAD) in finding.groups
 
 
 def is_dtype_of_empty_shards(finding: FindingRecord) -> bool:

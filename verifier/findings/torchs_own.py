@@ -11,7 +11,7 @@ from verifier.core.verdict import Phase, VerdictKind
 from verifier.execution.imports import exchanged_alone
 from verifier.execution.patches import BETWEEN_OPS
 from verifier.execution.remedies import installed_remedies
-from verifier.findings.kernels import is_dtype_of_empty_shards
+from verifier.findings.kernels import is_dtype_of_empty_shards, is_zeros_of_autograd
 from verifier.findings.keys import Anywhere, ByMeshDim
 from verifier.findings.script.render import run_script, without_imports
 from verifier.meshes.crew import PoolKey
@@ -114,6 +114,11 @@ def shown_by_torch(run: RunRecord) -> dict[str, str]:
         one.fingerprint: "torch's kernel gives a shard without elements another dtype, whatever the rule is"
         for one in run.findings
         if not one.known and is_dtype_of_empty_shards(one)
+    }
+    why |= {
+        one.fingerprint: "autograd makes gradients of zeros as plain tensors, whatever the rule is"
+        for one in run.findings
+        if not one.known and is_zeros_of_autograd(one)
     }
     blamed = [one for one in run.findings if not one.known and one not in new]
 

@@ -6,6 +6,7 @@ length in ``_LENGTHS``, of which many are multiples of the same numbers, with an
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -14,14 +15,14 @@ import torch
 from torch.distributed.tensor import Shard
 
 from verifier.core.case import OpCase
-from verifier.deriving.learning.evidence import Blocks, CallEvidence, Inputs, Outputs, slot_names
+from verifier.deriving.learning.evidence import Blocks, CallEvidence, Inputs, Outputs, Place, slot_names
 from verifier.placements.partials import largest_part
 from verifier.rules.classify import Expected
 from verifier.rules.execute import Cuts, LocalCall
 from verifier.rules.sample_on_mesh import CALL_ERRORS
 from verifier.rules.samples import Sample
 
-__all__ = ["BlocksByCall", "blocks_of"]
+__all__ = ["BlocksByCall", "InBlocks", "blocks_of", "refuted_in_blocks"]
 
 _LENGTHS = (2, 3, 4, 5, 6, 8, 10, 12, 15, 16, 20, 24, 25, 32, 40, 48, 64, 80, 96, 112, 128, 144, 160, 192, 256)
 """Lengths of a shard that are tried."""
@@ -30,12 +31,13 @@ _FIRST = (128, 160, 192)
 _MULTIPLES = (1, 2, 3)
 """For an op that takes few extents: the extent that was given, so many times, on so many ranks as follow."""
 _RANKS = (2, 3, 4, 5, 6, 7, 8)
+_TIMES = (1, 2, 3, 4, 5, 8)
+"""So many blocks a shard has where a rule is tried that asks for blocks."""
 _DRAWS = 2
 _MOST_ELEMENTS, _MOST_OF_RESULTS = 1 << 15, 1 << 18
 """Elements of a tensor, and of all results, at the places that are tried."""
 _LEAST_HOLDING, _LEAST_FAILING = 4, 4
 """Rules are believed only if they were seen to hold, and to fail, at so many places."""
-
 
 BlocksByCall = dict[int, dict[Inputs, Blocks]]
 """The rules that hold where shards begin at multiples of a block, by the ``id`` of a call."""
@@ -74,12 +76,55 @@ def blocks_of(
         if outputs or any(p.is_partial() for p in inputs) or all(dim is None for dim in dims):
             continue
         enter()
-        trial = _Trial(call, draws, inputs, dims, seed)
+        trial = _Trial(draws, inputs, dims, seed)
         if any(trial.at(place) for place in _first_places(call, dims)):
             blocks = _explained(trial, _places(call, dims), dims)
             if blocks is not None:
                 found[inputs] = blocks
     return found
+
+
+@dataclass(frozen=True)
+class InBlocks:
+    """What a rule says of a call where the shards of a slot begin at multiples of a block."""
+
+    inputs: Inputs
+    outputs: Inputs
+    slot: int
+    block: int
+
+
+def refuted_in_blocks(
+    call: CallEvidence,
+    sample: Sample,
+    asked: Iterable[InBlocks],
+    seed: int,
+    enter: Callable[[], None] = lambda: None,
+) -> dict[Inputs, Place]:
+    """Return the placements of slots that do not hold though shards begin at multiples of a block, each with a place.
+
+    The extents of a call seldom are multiples of the block of a rule. So it is tried at others, as far as the op takes
+    them. ``enter`` is called before each rule is tried.
+    """
+    draws = [case for n in range(_DRAWS + 2) if (case := sample.draw(0, n)) is not None]
+    found: dict[Inputs, Place] = {}
+    for one in asked if draws else ():
+        dims = [placement.dim if isinstance(placement, Shard) else None for placement in one.inputs]
+        given = _given(call, dims)
+        enter()
+        trial = _Trial(draws, one.inputs, dims, seed)
+        for times, ranks in itertools.product(_TIMES, (2, 3)):
+            for place in _scaled(given, ranks * times * one.block, ranks, given[one.slot]):
+                allowed = trial.at(place)
+                if allowed is not None and not _are_among(one.outputs, allowed):
+                    found.setdefault(one.inputs, (place.extents, place.ranks))
+            if one.inputs in found:
+                break
+    return found
+
+
+def _are_among(outputs: Inputs, allowed: Outputs) -> bool:
+    return bool(allowed) and all(p in some for p, some in zip(outputs, allowed, strict=False))
 
 
 def _first_places(call: CallEvidence, dims: Sequence[int | None]) -> Iterator[_Place]:
@@ -102,20 +147,21 @@ def _given(call: CallEvidence, dims: Sequence[int | None]) -> tuple[int, ...]:
     return tuple(0 if dim is None else shape[dim] for shape, dim in zip(call.shapes, dims, strict=True))
 
 
-def _scaled(given: Sequence[int], extent: int, ranks: int) -> Iterator[_Place]:
-    """Yield the place at which the longest sharded dim has ``extent``, and the others keep their share of it."""
-    longest = max(given)
-    if longest and all(one * extent % longest == 0 for one in given):
-        yield _Place(tuple(one * extent // longest for one in given), ranks)
+def _scaled(given: Sequence[int], extent: int, ranks: int, of: int | None = None) -> Iterator[_Place]:
+    """Yield the place at which a sharded dim has ``extent``, and the others keep their share of it.
+
+    It is the longest one, or the one whose given extent is ``of``.
+    """
+    base = max(given) if of is None else of
+    if base and all(one * extent % base == 0 for one in given):
+        yield _Place(tuple(one * extent // base for one in given), ranks)
 
 
 class _Trial:
     """Placements of the slots of a call, tried at places; what was tried is remembered."""
 
-    def __init__(
-        self, call: CallEvidence, draws: Sequence[OpCase], inputs: Inputs, dims: Sequence[int | None], seed: int
-    ) -> None:
-        self._call, self._draws, self._inputs, self._dims, self._seed = call, draws, inputs, dims, seed
+    def __init__(self, draws: Sequence[OpCase], inputs: Inputs, dims: Sequence[int | None], seed: int) -> None:
+        self._draws, self._inputs, self._dims, self._seed = draws, inputs, dims, seed
         self._known: dict[_Place, Outputs | None] = {}
 
     def at(self, place: _Place) -> Outputs | None:

@@ -107,7 +107,7 @@ class CallEvidence:
         The fewest draws and sizes in which a rule held.
     refuted_in_blocks
         The placements that were refuted where shards begin at multiples of the block that a rule names, each with the
-        number of ranks.
+        place: without extents where it is the call as it is.
     alike
         Whether the first of ``results`` stands for all tensors of the list that the op returns.
     """
@@ -126,7 +126,7 @@ class CallEvidence:
     draws: int = 0
     sizes: int = 0
     absent: tuple[int, ...] = ()
-    refuted_in_blocks: Mapping[Inputs, int] = field(default_factory=dict)
+    refuted_in_blocks: Mapping[Inputs, Place] = field(default_factory=dict)
     alike: bool = False
 
     @property

@@ -15,11 +15,10 @@ from torch.distributed.tensor.placement_types import Placement
 
 from verifier.deriving.learning.alike import as_one_result, returns_list, with_one_result
 from verifier.deriving.learning.cuts import BlocksByCall
-from verifier.deriving.learning.evidence import Blocks, CallEvidence, Inputs
+from verifier.deriving.learning.evidence import Blocks, CallEvidence, Inputs, Outputs, Place
 from verifier.deriving.learning.language import Dim, Scope, Test, dims_of_inputs, dims_of_results, named_dims, tests
-from verifier.torch_internals.names import OpOverload
 
-__all__ = ["Cut", "Derivation", "DerivedRule", "Learned", "generalise", "placements_of"]
+__all__ = ["Cut", "Derivation", "DerivedRule", "generalise", "placements_of"]
 
 _What = tuple[int, Inputs]
 """Placements of the slots of a call."""
@@ -110,21 +109,6 @@ class Derivation:
     blocks: BlocksByCall = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Learned:
-    """An op, its calls, and the rules that explain what holds for them."""
-
-    op: OpOverload
-    calls: Sequence[CallEvidence]
-    made: Derivation
-
-    def refuted_by(self, more: Sequence[CallEvidence]) -> Learned:
-        """Return the op with rules that more of its calls do not refute."""
-        mine = [call for call in more if call.case.op == str(self.op)]
-        calls = [*self.calls, *mine]
-        return replace(self, calls=calls, made=generalise(calls, self.made.blocks)) if mine else self
-
-
 def generalise(calls: Sequence[CallEvidence], blocks: BlocksByCall | None = None) -> Derivation:
     """Return the rules that explain what holds for ``calls``.
 
@@ -200,11 +184,24 @@ def _in_blocks(calls: Sequence[CallEvidence], blocks: BlocksByCall) -> Iterator[
                     for other, inputs, one in entries
                     if other is call and cut.value(call) % one.block == 0
                 }
-                refuted = dict.fromkeys(call.refuted_in_blocks, ())
+                refuted: dict[Inputs, Outputs] = {
+                    inputs: ()
+                    for inputs, place in call.refuted_in_blocks.items()
+                    if _begins_at_multiples(call, inputs, slot, place, cut.value(call))
+                }
                 other = replace(call, rules={**kept, **wider, **here, **refuted})
                 changed.append(other)
                 wanted[id(other)], originals[id(other)] = list(here), call
             yield changed, wanted, cut, originals
+
+
+def _begins_at_multiples(call: CallEvidence, inputs: Inputs, slot: int, place: Place, block: int) -> bool:
+    """Return whether the shards of a slot begin at multiples of a block at a place."""
+    cut, (extents, ranks) = inputs[slot], place
+    if not isinstance(cut, Shard):
+        return False
+    extent = extents[slot] if extents else call.shapes[slot][cut.dim]
+    return -(-extent // ranks) % max(1, block) == 0
 
 
 def _may_refute(call: CallEvidence, inputs: Inputs, slot: int, block: int) -> bool:

@@ -7,7 +7,7 @@ import itertools
 import math
 import warnings
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -16,7 +16,8 @@ from torch.distributed.tensor import Partial, Shard
 
 from verifier.core.case import MeshSpec, OpCase
 from verifier.core.ops import resolve
-from verifier.deriving.learning.evidence import CallEvidence, Inputs, described, slot_names
+from verifier.deriving.learning.cuts import InBlocks, refuted_in_blocks
+from verifier.deriving.learning.evidence import CallEvidence, Inputs, Place, described, slot_names
 from verifier.deriving.learning.generalise import DerivedRule, placements_of
 from verifier.placements.alphabet import Alphabet
 from verifier.placements.bounds import leaves_a_rank_empty
@@ -38,7 +39,9 @@ __all__ = [
     "crossed",
     "emptying_meshes",
     "other_flags",
+    "other_numbers",
     "refuting",
+    "refuting_in_blocks",
     "without_zero_factors",
 ]
 
@@ -51,6 +54,8 @@ _MOST_RANKS = 16
 _MOST_CROSSED = 16
 """So many calls get another value of an argument."""
 _FACTORS = ("alpha", "beta", "value")
+_MOST_NUMBERS = 64
+"""So many calls get another integer."""
 _MOST_FLAGS = 4
 """So many calls get the other value of a flag."""
 
@@ -70,6 +75,14 @@ class Change:
     place: int
     value: object
     rare: bool = True
+
+    def of(self, case: OpCase) -> OpCase:
+        """Return a call with this value."""
+        # what is exact with one value rounds with another: 0.2 times a sum is not the sum of products
+        if self.name in case.kwargs or self.place >= len(case.args):
+            return replace(case, kwargs={**case.kwargs, self.name: self.value}, exact=False)
+        args = (*case.args[: self.place], self.value, *case.args[self.place + 1 :])
+        return replace(case, args=args, exact=False)
 
 
 @dataclass(frozen=True)
@@ -99,14 +112,8 @@ class Crossed:
         return f"{self.sample.origin}, {self.change.name}={self.change.value}{whose}"
 
     def draw(self, size: int, draw: int, values: Values = Values.USUAL) -> OpCase | None:
-        case, name, place = self.sample.draw(size, draw, values), self.change.name, self.change.place
-        if case is None:
-            return None
-        # what is exact with one value rounds with another: 0.2 times a sum is not the sum of products
-        if name in case.kwargs or place >= len(case.args):
-            return replace(case, kwargs={**case.kwargs, name: self.change.value}, exact=False)
-        args = (*case.args[:place], self.change.value, *case.args[place + 1 :])
-        return replace(case, args=args, exact=False)
+        case = self.sample.draw(size, draw, values)
+        return None if case is None else self.change.of(case)
 
 
 def crossed(calls: Sequence[CallEvidence], samples: Sequence[Sample]) -> list[Crossed]:
@@ -136,6 +143,35 @@ def changes(calls: Sequence[CallEvidence], origins: Container[str]) -> list[Chan
         ]
         found += here[:: math.ceil(len(here) / _MOST_CROSSED) or 1]
     return found
+
+
+def other_numbers(calls: Sequence[CallEvidence], origins: Container[str]) -> list[tuple[CallEvidence, Change]]:
+    """Return integers, and lists of them, of calls for greater and smaller ones, each with the call that this makes.
+
+    All calls of which a rule asks for blocks of 9 may have the same factor of 3.
+    """
+    found: list[tuple[CallEvidence, Change]] = []
+    for call in calls:
+        arguments = resolve(call.case.call)._schema.arguments  # type: ignore[attr-defined]
+        places = {argument.name: place for place, argument in enumerate(arguments)}
+        for name, value in call.values.items() if call.origin in origins else ():
+            for step in (1, -1, 2):
+                other = _stepped(value, step)
+                if other is not None:
+                    change = Change(call.origin, name, places[name], other)
+                    origin = f"{call.origin}, {name}={other}"
+                    made = replace(call, origin=origin, values={**call.values, name: other}, case=change.of(call.case))
+                    found.append((replace(made, rules={}, rare=True), change))
+    return found[:: math.ceil(len(found) / _MOST_NUMBERS) or 1]
+
+
+def _stepped(value: object, step: int) -> object:
+    """Return an integer, or a list of them, that differs by ``step``; None if it is none or would be less than 1."""
+    if type(value) is int:
+        return value + step if value + step > 0 else None
+    if isinstance(value, list) and value and all(type(one) is int and one + step > 0 for one in value):
+        return [one + step for one in value]
+    return None
 
 
 def without_zero_factors(calls: Sequence[CallEvidence]) -> list[CallEvidence]:
@@ -193,6 +229,9 @@ class HeldOut(Protocol):
     def refuted(self, asked: Sequence[Asked]) -> Sequence[Asked]:
         """Return what does not hold; of the same placements of slots and results the first."""
 
+    def refuted_in_blocks(self, call: CallEvidence, asked: Sequence[InBlocks]) -> Mapping[Inputs, Place]:
+        """Return what does not hold for a call at extents that are multiples of blocks, each with the place."""
+
 
 @dataclass(frozen=True)
 class Untried:
@@ -213,6 +252,9 @@ class Untried:
     def refuted(self, asked: Sequence[Asked]) -> Sequence[Asked]:
         unknown = [one for one in asked if one.inputs not in self.known]
         return self.sample.refuted(unknown) if unknown else ()
+
+    def refuted_in_blocks(self, call: CallEvidence, asked: Sequence[InBlocks]) -> Mapping[Inputs, Place]:
+        return self.sample.refuted_in_blocks(call, asked)
 
 
 @dataclass(frozen=True)
@@ -259,6 +301,13 @@ class Here:
                         found[key] = one
         return list(found.values())
 
+    def refuted_in_blocks(self, call: CallEvidence, asked: Sequence[InBlocks]) -> dict[Inputs, Place]:
+        position = (3, 1, 0, 0)
+        if position in self.skip:
+            return {}
+        with _quietly():
+            return refuted_in_blocks(call, self.sample, asked, self.options.seed, lambda: self.enter(position))
+
     def _run_each(
         self, stage: int, draws: Iterable[tuple[int, int]]
     ) -> Iterator[tuple[tuple[int, int], OpCase, LocalCall, Results]]:
@@ -302,9 +351,27 @@ def refuting(rules: Sequence[DerivedRule], samples: Iterable[HeldOut], options: 
             yield replace(
                 of_size[size],
                 rules={one.inputs: () for one in here if not one.in_blocks},
-                refuted_in_blocks={one.inputs: one.mesh.world_size for one in here if one.in_blocks},
+                refuted_in_blocks={one.inputs: ((), one.mesh.world_size) for one in here if one.in_blocks},
                 rare=True,
             )
+
+
+def refuting_in_blocks(
+    rules: Sequence[DerivedRule], samples: Iterable[tuple[CallEvidence, HeldOut]]
+) -> Iterator[CallEvidence]:
+    """Yield the calls that refute one of ``rules``, which ask for blocks, at extents that are multiples of these.
+
+    Each sample goes with its call at the first size, of which nothing need be known.
+    """
+    for call, sample in samples:
+        asked = [
+            InBlocks(inputs, outputs, rule.cut.slot, block)
+            for rule in rules
+            if rule.cut is not None and (block := rule.cut.value(call)) > 1
+            for inputs, outputs in placements_of(rule, call)
+        ]
+        if refuted := sample.refuted_in_blocks(call, asked) if asked else {}:
+            yield replace(call, refuted_in_blocks=refuted, rare=True)
 
 
 def _asked(

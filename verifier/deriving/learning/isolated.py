@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from types import TracebackType
@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from verifier.core.errors import ReportedError
-from verifier.deriving.learning.cuts import blocks_of
-from verifier.deriving.learning.evidence import Blocks, CallEvidence, Inputs, evidence_of, leaves_open
+from verifier.deriving.learning.cuts import InBlocks, blocks_of
+from verifier.deriving.learning.evidence import Blocks, CallEvidence, Inputs, Place, evidence_of, leaves_open
 from verifier.deriving.learning.held_out import Asked, Change, Crossed, Here
 from verifier.rules.campaign.work import prepare, samples_of
 from verifier.rules.campaign.workers import Failed, InFlight, Part, Position, WorkerSet
@@ -162,6 +162,12 @@ class Samples:
         found = self.shop.run(_Work("refuted", self.pool, self.check, sample, (tuple(asked),)))
         return list(asked) if found is None else found
 
+    def refuted_in_blocks(
+        self, sample: Listed, call: CallEvidence, asked: Sequence[InBlocks]
+    ) -> Mapping[Inputs, Place]:
+        """Return what does not hold for a call of a sample at other extents; nothing, if asking killed workers."""
+        return self.shop.run(_Work("refuted_in_blocks", self.pool, self.check, sample, (call, tuple(asked)))) or {}
+
 
 @dataclass(frozen=True)
 class _Away:
@@ -175,6 +181,9 @@ class _Away:
 
     def refuted(self, asked: Sequence[Asked]) -> Sequence[Asked]:
         return self.samples.refuted(self.sample, asked)
+
+    def refuted_in_blocks(self, call: CallEvidence, asked: Sequence[InBlocks]) -> Mapping[Inputs, Place]:
+        return self.samples.refuted_in_blocks(self.sample, call, asked)
 
 
 # ------------------------------------------------------------------------------------------------------ in the worker
@@ -227,6 +236,9 @@ class _Tasks:
 
     def refuted(self, asked: Sequence[Asked]) -> list[Asked]:
         return Here(self.sample, self.work.check, self.enter, self.skip).refuted(asked)
+
+    def refuted_in_blocks(self, call: CallEvidence, asked: Sequence[InBlocks]) -> Mapping[Inputs, Place]:
+        return Here(self.sample, self.work.check, self.enter, self.skip).refuted_in_blocks(call, asked)
 
 
 def _do(

@@ -228,8 +228,8 @@ def _points_of_blocks(calls: Sequence[CallEvidence], made: Derivation) -> Iterat
         anywhere = made.blocks.get(id(call), {}) and _known_in_blocks(call, made)
         if anywhere:
             yield _Point(call, anywhere, ((), _FEW_RANKS))
-        for inputs, ranks in call.refuted_in_blocks.items():
-            yield _Point(call, {inputs: ()}, ((), ranks))
+        for inputs, place in call.refuted_in_blocks.items():
+            yield _Point(call, {inputs: ()}, place)
         for inputs, blocks in made.blocks.get(id(call), {}).items():
             for place in blocks.held:
                 yield _Point(call, {inputs: blocks.outputs}, place)

@@ -90,7 +90,7 @@ def _registered_for_all_dims(subject: Subject, uneven: bool, plain: bool, filter
     lists |= {"in_blocks": "in_blocks"} if filtered else {}
     listing = [f"    {name} = {subject.name}_{of}(*args, **kwargs)\n" for name, of in lists.items()]
     every = ["*anywhere"] * plain + ["*(row for row, *_ in in_blocks)"] * filtered
-    kept = f"\n        is_valid_strategy_cb=functools.partial({subject.name}_keeps, {', '.join(lists)})," * filtered
+    kept = f"\n            is_valid_strategy_cb=functools.partial({subject.name}_keeps, {', '.join(lists)})," * filtered
     replicated = "[Replicate()] * count"
     if any(call.absent for call in subject.calls):
         replicated = f"[one and Replicate() for one in rules[0]] if rules else {replicated}  # a result may be None"
@@ -108,12 +108,19 @@ def {subject.name}_strategy(op_schema):
     args, kwargs = op_schema.args_meta, op_schema.kwargs_meta
     results = {results}
 {"".join(listing)}    rules = [{", ".join(every)}]
-    count = results + len(op_schema.args_strategy) + len(op_schema.kwargs_strategy)
+    tensors = [*op_schema.args_strategy, *op_schema.kwargs_strategy]
+    count = results + len(tensors)
     replicated = {replicated}
-    found = expand_to_full_mesh_op_strategy(
-        op_schema.get_mesh_from_args(), op_schema, [replicated, *rules], input_index=results,
-        inplace_op=op_schema.is_inplace_op(), allow_uneven_sharding={uneven},{kept}
-    ){as_list if returns else ""}
+    given = [*zip(*(one.strategies[0].output_spec.placements for one in tensors), strict=True)]
+    as_given = [row for row in rules if tuple(row[results:]) in given]
+    for some in (as_given, rules) if as_given else (rules,):  # of many products, those that fit are tried first
+        found = expand_to_full_mesh_op_strategy(
+            op_schema.get_mesh_from_args(), op_schema, [replicated, *some], input_index=results,
+            inplace_op=op_schema.is_inplace_op(), allow_uneven_sharding={uneven},{kept}
+        )
+        inputs = [one.input_specs for one in found.strategies]
+        if any([*zip(*(spec.placements for spec in specs), strict=True)] == given for specs in inputs):
+            break{as_list if returns else ""}
     return found'''.split("\n")
 
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from verifier.deriving.learning.generalise import Learned
+from verifier.deriving.learning.learned import Learned
 from verifier.deriving.writing.body import Body, helpers
 from verifier.deriving.writing.comment import comment, why_left_out
 from verifier.deriving.writing.local_map import run_on_locals
