@@ -155,6 +155,12 @@ def test_ops_that_a_gradient_runs_are_told_if_they_have_no_strategy(
     assert ops_without_strategy([case]) == missing
 
 
+def test_a_strategy_that_is_made_from_a_decomposition_is_none_that_was_derived() -> None:
+    case = OpCase("aten.pixel_shuffle.default", "torch.ops.aten.pixel_shuffle.default", (torch.ones(1, 4, 2, 2), 2))
+    assert ops_without_strategy([case]) == ()
+    assert ops_without_strategy([case], or_decomposed=True) == ("aten.pixel_unshuffle.default",)
+
+
 def test_an_op_that_runs_in_no_gradient_has_no_calls_of_one(tmp_path: Path) -> None:
     file = tmp_path / "other.py"
     text = NORM.format(space="no_gradient", tells="")

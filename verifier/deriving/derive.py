@@ -143,7 +143,7 @@ def derive(request: DeriveRequest, module: str) -> Derived:
         function or str(op),
         tuple(learned),
         code,
-        _test(learned, request, module, request.imports, request.folder, not not_derived),
+        _test(learned, request, module, request.imports, request.folder, _is_known_of_gradients(learned)),
         replace(closed, mutants=mutants),
         request.target is not Target.LOCAL_MAP,
         has_own_handler(op),
@@ -281,6 +281,16 @@ def _test(
     """Return the test that goes with derived code."""
     op, calls = learned[0].op, learned[0].calls
     return text_of_test(op, calls, module, imports, folder, request.target, gradients)
+
+
+def _is_known_of_gradients(learned: Sequence[Learned]) -> bool:
+    """Return whether there are derived strategies of what runs in the gradient of an op, and torch's for all else.
+
+    A test that is written for the op asks for gradients then. What DTensor makes from decompositions may be wrong.
+    """
+    first, *others = learned
+    plain = [call.case for call in first.calls if not call.rare]
+    return bool(others) and {*ops_without_strategy(plain, or_decomposed=True)} <= {str(one.op) for one in others}
 
 
 def _on_four_ranks(request: DeriveRequest) -> DeriveRequest:

@@ -105,11 +105,14 @@ def has_gradients(case: OpCase) -> bool:
     return any(gradient is not None for gradient in found)
 
 
-def ops_without_strategy(cases: Iterable[OpCase]) -> tuple[str, ...]:
-    """Return the ops that the gradients of calls run on plain tensors and for which DTensor has nothing to go by."""
+def ops_without_strategy(cases: Iterable[OpCase], or_decomposed: bool = False) -> tuple[str, ...]:
+    """Return the ops that the gradients of calls run on plain tensors and for which DTensor has nothing to go by.
+
+    With ``or_decomposed`` also those whose strategy DTensor makes from a decomposition.
+    """
     found: dict[str, None] = {}
     for case in cases:
-        with capture_calls(_lacks_strategy, _LARGEST) as calls:
+        with capture_calls(_has_no_rules if or_decomposed else _lacks_strategy, _LARGEST) as calls:
             has_gradients(case)
         found |= dict.fromkeys(str(op) for op, _, _ in calls if str(op) != case.op)
     return tuple(found)
@@ -117,7 +120,12 @@ def ops_without_strategy(cases: Iterable[OpCase]) -> tuple[str, ...]:
 
 @cache_by_rules
 def _lacks_strategy(op: OpOverload) -> bool:
-    return op not in registered_overloads() and not has_decomposition(op) and not is_composite(op)
+    return _has_no_rules(op) and not has_decomposition(op)
+
+
+@cache_by_rules
+def _has_no_rules(op: OpOverload) -> bool:
+    return op not in registered_overloads() and not is_composite(op)
 
 
 def _best(allowed: frozenset[Placement]) -> Placement:
