@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -110,22 +111,60 @@ class InDestructor:
         interrupt(self.number)
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+class InCollector:
+    """Gets a signal when the garbage collector runs, as in the callback that Hypothesis has it call."""
+
+    def __init__(self, number: signal.Signals) -> None:
+        gc.callbacks.append(self)
+        try:
+            self.number = number
+            gc.collect()
+        finally:
+            gc.callbacks.remove(self)
+
+    def __call__(self, phase: str, _: object) -> None:
+        if phase == "start":
+            interrupt(self.number)
+
+
+@pytest.mark.parametrize("dropping", [InDestructor, InCollector])
 @pytest.mark.parametrize("words", [("run", "embedding", "--mesh", "2"), ("rules", "aten.neg.default", "--jobs", "1")])
 def test_a_run_ends_though_python_drops_the_interrupt(
-    words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(campaign.Investigation, "replay_known", lambda _: InDestructor(signal.SIGTERM))
-    monkeypatch.setattr(rules_recording.WorkerSet, "start", lambda _: InDestructor(signal.SIGTERM))
+    words: tuple[str, ...], dropping: Callable[[signal.Signals], object], tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    printed: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", printed.append)
+    monkeypatch.setattr(campaign.Investigation, "replay_known", lambda _: dropping(signal.SIGTERM))
+    monkeypatch.setattr(rules_recording.WorkerSet, "start", lambda _: dropping(signal.SIGTERM))
     monkeypatch.setattr(rules_recording.WorkerSet, "run", lambda *_: iter([Finished(0, 0)] * 9))
     monkeypatch.setattr(sys, "argv", ["verifier", *words, "--out", str(tmp_path)])
     with pytest.raises(SystemExit) as ended:
         entry.main()
     assert ended.value.code == 143
+    assert not printed
     run = RunStore(tmp_path).newest()
     assert run is not None
     assert not run.complete
     assert run.trials < 100
+
+
+class Broken:
+    """Fails while it is destroyed."""
+
+    def __del__(self) -> None:
+        raise ValueError
+
+
+def test_what_else_python_drops_is_printed(monkeypatch: pytest.MonkeyPatch) -> None:
+    printed: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda unraisable: printed.append(unraisable.exc_type))
+    with one_interrupt_at_a_time(60.0):
+        Broken()
+        InDestructor(signal.SIGINT)
+    interrupted = InDestructor(signal.SIGINT)
+    del interrupted
+    assert printed == [ValueError, KeyboardInterrupt]
 
 
 @pytest.mark.parametrize(("number", "status"), ASKED)

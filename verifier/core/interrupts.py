@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 __all__ = [
     "ENDING_SIGNALS",
@@ -79,6 +81,8 @@ def one_interrupt_at_a_time(
     One request can arrive two or three times: launchers pass a signal to the process and to its group, and some systems
     send SIGHUP right after SIGTERM. The repeated signal would break off the orderly end that the first asked for.
     Nothing changes outside the main thread, or for a signal that is ignored or already has another handler.
+
+    A KeyboardInterrupt that Python drops on its way is not printed; see :func:`raise_lost_interrupt`.
     """
     interrupts = Interrupts()
     if threading.current_thread() is not threading.main_thread():
@@ -99,12 +103,29 @@ def one_interrupt_at_a_time(
     for number in kept:
         signal.signal(number, interrupted)
     try:
-        yield interrupts
+        with _lost_interrupts_unprinted():
+            yield interrupts
     finally:
         for number, handler in kept.items():
             signal.signal(number, handler)
         if kept:
             _Arrivals.due = False
+
+
+@contextmanager
+def _lost_interrupts_unprinted() -> Iterator[None]:
+    """Print no traceback of a signal's KeyboardInterrupt that Python drops, and all else that it drops as before."""
+    printed = sys.unraisablehook
+
+    def dropped(unraisable: Any, /) -> None:
+        if not (_Arrivals.due and unraisable.exc_type is KeyboardInterrupt):
+            printed(unraisable)
+
+    sys.unraisablehook = dropped
+    try:
+        yield
+    finally:
+        sys.unraisablehook = printed
 
 
 def _default(number: signal.Signals) -> object:
