@@ -2,28 +2,35 @@
 
 from __future__ import annotations
 
+import json
 import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch.distributed.tensor import Partial, Replicate, Shard
+from torch.distributed.tensor.placement_types import Placement
 
 from verifier.core.case import MeshSpec, OpCase
 from verifier.deriving import derive as deriving
 from verifier.deriving.closing import Closed
 from verifier.deriving.derive import Derived, DeriveRequest, derivation
-from verifier.deriving.learning.gradients import ops_without_strategy
+from verifier.deriving.learning.gradients import gradient_rules, ops_without_strategy
 from verifier.deriving.learning.isolated import Workshop
+from verifier.deriving.learning.learned import Learned, parts_text
 from verifier.deriving.text import derivation_json, derivation_lines
 from verifier.execution.imports import run_imports
 from verifier.planning import own_samples
+from verifier.planning.own_samples import overload_named
 from verifier.rules.check import check_sample
 from verifier.rules.options import CheckOptions
 from verifier.rules.results import SampleReport
-from verifier.rules.samples import SampleOptions, installed_sources
+from verifier.rules.samples import SampleOptions, Values, installed_sources
 from verifier.rules.samples import Target as OpTarget
 
+REPLICATED: Placement = Replicate()
 HERE = Workshop(jobs=0)
 """Ops that a test defines are not known in a worker."""
 NORM = """
@@ -152,6 +159,95 @@ def test_ops_that_a_gradient_runs_are_told_if_they_have_no_strategy(
 ) -> None:
     case = OpCase(f"aten.{op}", f"torch.ops.aten.{op}", args)
     assert ops_without_strategy([case]) == missing
+
+
+COUNTED = """
+import torch, verifier
+
+library = torch.library.Library("{space}", "DEF")
+library.define("scaled(Tensor x, Tensor factors) -> Tensor")
+torch.library.impl(library, "scaled", "CompositeExplicitAutograd")(lambda x, factors: x * factors)
+
+def setup(ctx, inputs, output):
+    ctx.save_for_backward(*inputs)
+
+def backward(ctx, grad):
+    x, factors = ctx.saved_tensors
+    return grad * factors{times}, (grad * x).sum(0)
+
+torch.library.register_autograd("{space}::scaled", backward, setup_context=setup)
+verifier.samples("{space}::scaled")(lambda: [(torch.randn(4, 6), torch.randn(6))])
+"""
+
+
+def gradients_of(folder: Path, space: str, times: str = "", cotangent: Placement = REPLICATED) -> dict[str, list[str]]:
+    """Return the placements of the gradients of ``scaled``, by those of its tensors."""
+    file = folder / f"{space}.py"
+    file.write_text(COUNTED.format(space=space, times=times))
+    run_imports([str(file)])
+    op = overload_named(f"{space}::scaled")
+    learned = Learned(op, *derivation(DeriveRequest(str(op), max_samples=4), HERE))
+    assert {"S(d), R"} <= {", ".join(parts_text(rule.inputs)) for rule in learned.made.rules}
+    found = learned.gradients(cotangent)
+    assert all(tuple(one.gradients) == ("x", "factors") for one in found)
+    return {", ".join(parts_text(one.rule.inputs)): parts_text(tuple(one.gradients.values())) for one in found}
+
+
+def test_gradients_are_placed_where_each_rank_differentiates_its_part(tmp_path: Path) -> None:
+    found = gradients_of(tmp_path, "gradients_placed")
+    assert found["S(d), R"] == ["S(d)", "P(sum)"]
+    assert found["P(sum), R"] == ["R", "P(sum)"]
+    assert found["R, P(sum)"] == ["P(sum)", "R"]
+
+
+def test_a_local_gradient_that_counts_local_rows_is_the_gradient_under_no_placement(tmp_path: Path) -> None:
+    found = gradients_of(tmp_path, "rows_counted", times=" * grad.shape[0]")
+    assert "S(d), R" not in found
+    assert found["R, P(sum)"] == ["P(sum)", "R"]
+
+
+def test_parts_of_a_cotangent_times_parts_of_a_tensor_are_no_parts_of_a_gradient(tmp_path: Path) -> None:
+    assert gradients_of(tmp_path, "pending_cotangents", cotangent=Partial()) == {}
+    calls, made = derivation(DeriveRequest("aten.neg.default", max_samples=4), HERE)
+    found = Learned(torch.ops.aten.neg.default, calls, made).gradients(Partial())
+    assert ["P(sum)", "P(sum)"] in [parts_text((*one.rule.inputs, *one.gradients.values())) for one in found]
+
+
+@dataclass
+class SameRows:
+    """A sample that has one case for all draws."""
+
+    case: OpCase
+    op = "aten.embedding.default"
+    origin, not_testable, claims_only = "rows", "", ""
+
+    def draw(self, size: int, draw: int, values: Values = Values.USUAL) -> OpCase:
+        return self.case
+
+
+def test_a_sparse_gradient_is_placed_as_a_dense_one() -> None:
+    rows = (torch.randn(6, 4, dtype=torch.float64), torch.tensor([1, 5, 5, 0]))
+    split = frozenset({Shard(1)})
+    found = []
+    for sparse in (False, True):
+        case = OpCase(SameRows.op, "torch.ops.aten.embedding.default", rows, {"sparse": sparse})
+        rules = {(Shard(1), REPLICATED): (split,), (REPLICATED, Shard(0)): (frozenset({Shard(0)}),)}
+        names = ["weight", "indices"]
+        places, made = gradient_rules(SameRows(case), CheckOptions((MeshSpec((2,)),)), names, names, rules)
+        assert places == (0,)
+        assert made[Shard(1), REPLICATED] == (split, split)
+        assert made[REPLICATED, Shard(0)][1] == {Partial()}
+        found.append(made)
+    assert found[0] == found[1]
+
+
+@pytest.mark.usefixtures("passing")
+def test_the_output_says_how_gradients_are_placed(tmp_path: Path) -> None:
+    made = derived(tmp_path, "told_backward")
+    assert "  gradients under S(d) -> S(d), S(d) if d < x_ndim - 1: x S(d)" in derivation_lines(made, None)
+    record = json.loads(derivation_json(made))
+    assert {"cotangents": ["S(d)", "S(d)"], "gradients": {"x": "S(d)"}}.items() <= record["gradients"][0].items()
+    assert record["in_gradient"][0]["gradients"] == []  # it has no gradient formula
 
 
 def test_a_strategy_that_is_made_from_a_decomposition_is_none_that_was_derived() -> None:

@@ -5,12 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 import msgspec
+from torch.distributed.tensor import Partial, Replicate
 
 from verifier.core.wording import plural
 from verifier.deriving.derive import Derived
-from verifier.deriving.learning.learned import Learned
+from verifier.deriving.learning.learned import GradientPlacements, Learned, parts_text
 
 __all__ = ["derivation_json", "derivation_lines"]
+
+_MOST_SHOWN = 6
+"""So many rules are told with the placements of gradients."""
 
 
 def derivation_json(made: Derived) -> str:
@@ -58,6 +62,18 @@ def _of_op(learned: Learned) -> dict[str, object]:
             }
             for rule in learned.made.rules
         ],
+        "gradients": [
+            {
+                "slots": one.rule.slots,
+                "inputs": parts_text(one.rule.inputs),
+                "outputs": parts_text(one.rule.outputs),
+                "conditions": [test.text for test in one.rule.tests],
+                "cotangents": parts_text(one.cotangents),
+                "gradients": _by_name(one),
+            }
+            for cotangent in (Replicate(), Partial())
+            for one in learned.gradients(cotangent)
+        ],
         "explained": learned.made.explained,
         "unexplained": [
             {"call": call.origin, "ndims": call.ndims, "inputs": [*map(str, inputs)]}
@@ -84,6 +100,7 @@ def derivation_lines(made: Derived, out: Path | None) -> list[str]:
         lines.append(f"  changes of single lines: {count - len(survivors)} of {count} are refuted by the calls")
         lines += [f"  told by no call: {one}" for one in survivors[:5]]
         lines += [f"  the code does not say what was derived: {one}" for one in closed.mutants.disagrees[:5]]
+    lines += _gradients(first)
     left = [one for learned in made.learned for one in learned.made.unexplained]
     lines += [f"  not explained: {', '.join(map(str, i))} of {c.origin}" for c, i in left[:5]]
     if left and not made.op.startswith("aten."):
@@ -97,6 +114,23 @@ def derivation_lines(made: Derived, out: Path | None) -> list[str]:
         lines += [*said, *map(_advice, told), *handler * made.has_handler]
         return [*lines, "not written: the code did not pass"]
     return [*lines, f"written: {out} and {out.with_name('test_' + out.name)}"] if out is not None else lines
+
+
+def _gradients(learned: Learned) -> list[str]:
+    """Return lines on how the gradients of the tensors are placed under each rule."""
+    found = learned.gradients(Replicate())
+    lines = []
+    for one in found[:_MOST_SHOWN]:
+        inputs, outputs = (", ".join(parts_text(some)) for some in (one.rule.inputs, one.rule.outputs))
+        conditions = f" if {' and '.join(test.text for test in one.rule.tests)}" if one.rule.tests else ""
+        gradients = ", ".join(map(" ".join, _by_name(one).items()))
+        lines.append(f"  gradients under {inputs} -> {outputs}{conditions}: {gradients}")
+    left = len(found) - len(lines)
+    return [*lines, *([f"  gradients under {left} more: --format json"] if left else [])]
+
+
+def _by_name(one: GradientPlacements) -> dict[str, str]:
+    return dict(zip(one.gradients, parts_text(tuple(one.gradients.values())), strict=True))
 
 
 def _counted(learned: Learned) -> str:

@@ -11,6 +11,7 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 
 import torch
+from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.placement_types import Placement
 
 from verifier.core.case import OpCase
@@ -37,6 +38,7 @@ __all__ = [
     "gather",
     "leaves_open",
     "slot_names",
+    "with_gradients_beside",
 ]
 
 Inputs = tuple[Placement, ...]
@@ -110,6 +112,9 @@ class CallEvidence:
         place: without extents where it is the call as it is.
     alike
         Whether the first of ``results`` stands for all tensors of the list that the op returns.
+    differentiable, differentiated
+        The slots that have gradients; and those of the results and of these gradients, by the placement of cotangents
+        of results that are not sharded, and by the placements of all slots. ``rules`` may be of the results alone.
     """
 
     origin: str
@@ -128,6 +133,8 @@ class CallEvidence:
     absent: tuple[int, ...] = ()
     refuted_in_blocks: Mapping[Inputs, Place] = field(default_factory=dict)
     alike: bool = False
+    differentiable: tuple[str, ...] = ()
+    differentiated: Mapping[Placement, Mapping[Inputs, Outputs]] = field(default_factory=dict)
 
     @property
     def source(self) -> str:
@@ -228,13 +235,31 @@ def _of_sample(
 
 
 def _with_gradients(call: CallEvidence, sample: Sample, options: CheckOptions) -> CallEvidence:
-    places, rules = gradient_rules(sample, options, call.slots, slot_names(call.case), call.holding)
+    """Return a call whose results are followed by the gradients of its slots.
+
+    Rules whose local gradients represent no gradient do not hold.
+    """
+    call = with_gradients_beside(call, sample, options, (Replicate(),))
+    known = call.differentiated[Replicate()]
     return replace(
         call,
-        gradients=tuple(call.slots[place] for place in places),
-        results=(*call.results, *(call.ndims[place] for place in places)),
-        rules={inputs: rules.get(inputs, ()) for inputs in call.rules},
+        gradients=call.differentiable,
+        results=(*call.results, *(call.ndims[call.slots.index(name)] for name in call.differentiable)),
+        rules={inputs: known.get(inputs, ()) for inputs in call.rules},
     )
+
+
+def with_gradients_beside(
+    call: CallEvidence, sample: Sample, options: CheckOptions, cotangents: Sequence[Placement]
+) -> CallEvidence:
+    """Return a call with the placements of the gradients of its slots beside its rules, which stay those of results."""
+    names = slot_names(call.case)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = {one: gradient_rules(sample, options, call.slots, names, call.holding, one) for one in cotangents}
+    places = found[cotangents[0]][0]
+    rules = {one: of_one for one, (_, of_one) in found.items()}
+    return replace(call, differentiable=tuple(call.slots[place] for place in places), differentiated=rules)
 
 
 def _evidence(ledger: Ledger, place: Exploration) -> CallEvidence:

@@ -18,7 +18,7 @@ from verifier.deriving.learning.cuts import BlocksByCall
 from verifier.deriving.learning.evidence import Blocks, CallEvidence, Inputs, Outputs, Place
 from verifier.deriving.learning.language import Dim, Scope, Test, dims_of_inputs, dims_of_results, named_dims, tests
 
-__all__ = ["Cut", "Derivation", "DerivedRule", "generalise", "placements_of"]
+__all__ = ["Cut", "Derivation", "DerivedRule", "Part", "generalise", "placements_of", "points_of"]
 
 _What = tuple[int, Inputs]
 """Placements of the slots of a call."""
@@ -298,6 +298,12 @@ def _placed(part: Part, scope: Scope, ndim: int) -> Placement | None:
 
 def placements_of(rule: DerivedRule, call: CallEvidence) -> Iterator[tuple[Inputs, Inputs]]:
     """Yield what a rule lists for a call: the placements of its slots, and those of its results."""
+    for _, inputs, outputs in points_of(rule, call):
+        yield inputs, outputs
+
+
+def points_of(rule: DerivedRule, call: CallEvidence) -> Iterator[tuple[Scope, Inputs, Inputs]]:
+    """Yield the points of a call at which a rule applies, with the placements of the slots and of the results."""
     count, given = len(rule.outputs) - len(rule.gradients), len(call.results) - len(call.gradients)
     if rule.slots != call.slots or rule.absent != call.absent or (not given if rule.alike else count != given):
         return
@@ -308,7 +314,7 @@ def placements_of(rule: DerivedRule, call: CallEvidence) -> Iterator[tuple[Input
     for scope in scopes:
         if all(test.value(scope) for test in rule.tests) and (placed := schema.at(scope)) is not None:
             inputs, outputs = placed
-            yield inputs, outputs * given if rule.alike else outputs
+            yield scope, inputs, outputs * given if rule.alike else outputs
 
 
 class _Points:

@@ -42,6 +42,7 @@ def gradient_rules(
     slots: Sequence[str],
     names: Sequence[str],
     rules: Mapping[Placed, tuple[frozenset[Placement], ...]],
+    cotangent: Placement = Replicate(),  # noqa: B008 - it has no state
 ) -> tuple[tuple[int, ...], dict[Placed, tuple[frozenset[Placement], ...]]]:
     """Return which slots are differentiable, and for each rule the placements of its results and of their gradients.
 
@@ -56,9 +57,14 @@ def gradient_rules(
         The parameter of each tensor.
     rules
         By the placements of the slots those that each result may have.
+    cotangent
+        The placement of the cotangents of results that are not sharded. If it is not replicated, rules are left out
+        that have no such result.
     """
     found: dict[Placed, list[int]] = {}
     chosen = {inputs: tuple(map(_best, allowed)) for inputs, allowed in rules.items() if all(allowed)}
+    if not cotangent.is_replicate():
+        chosen = {inputs: outputs for inputs, outputs in chosen.items() if not all(p.is_shard() for p in outputs)}
     letters: list[tuple[Placement, ...]] = []
     places: list[int] = []
     for mesh, size, draw in itertools.product(options.flat, range(options.sizes), range(_DRAWS)):
@@ -74,7 +80,7 @@ def gradient_rules(
             known = found.get(inputs, [-1] * len(places))
             if all(known):
                 tensors = [inputs[slots.index(name)] for name in names]
-                found[inputs] = call.represented(tensors, outputs, known)
+                found[inputs] = call.represented(tensors, outputs, known, cotangent)
     made = {}
     for inputs, masks in found.items():
         if all(masks):
@@ -182,14 +188,14 @@ class _Differentiated:
         inputs = [made[0][n] for n in self._wanted]
         results = [made[1][n] for n in self._results]
         gradients = torch.autograd.grad(results, inputs, cotangents, allow_unused=True)
-        return [torch.zeros_like(t) if g is None else g for t, g in zip(inputs, gradients, strict=True)]
+        return [torch.zeros_like(t) if g is None else g.to_dense() for t, g in zip(inputs, gradients, strict=True)]
 
     def represented(
-        self, inputs: Sequence[Placement], outputs: Sequence[Placement], within: Sequence[int]
+        self, inputs: Sequence[Placement], outputs: Sequence[Placement], within: Sequence[int], cotangent: Placement
     ) -> list[int]:
         """Return the placements under which the ranks' gradients represent each gradient, as bits."""
         cut = [self._cuts.of(n, (p,)) for n, p in enumerate(inputs)]
-        handed: list[Placements] = [(Replicate() if outputs[n].is_partial() else outputs[n],) for n in self._results]
+        handed: list[Placements] = [(outputs[n] if outputs[n].is_shard() else cotangent,) for n in self._results]
         cotangents = [self._cotangents.of(n, placements) for n, placements in enumerate(handed)]
         by_rank = []
         try:
@@ -199,7 +205,7 @@ class _Differentiated:
                     by_rank.append(self._gradients(made, [tensors[rank] for tensors in cotangents]))
         except _ERRORS:
             return [0] * len(within)
-        partial = any(p.is_partial() for p in (*inputs, *outputs))
+        partial = any(p.is_partial() for p in (*inputs, *outputs, cotangent))
         for expected in self.expected:
             expected.expect_parts(partial)
         return [

@@ -10,20 +10,32 @@ from types import TracebackType
 from typing import Any
 
 import torch
+from torch.distributed.tensor import Partial, Replicate
 
 from verifier.core.errors import ReportedError
 from verifier.deriving.learning.cuts import InBlocks, blocks_of
-from verifier.deriving.learning.evidence import Blocks, CallEvidence, Inputs, Place, evidence_of, leaves_open
+from verifier.deriving.learning.evidence import (
+    Blocks,
+    CallEvidence,
+    Inputs,
+    Place,
+    evidence_of,
+    leaves_open,
+    with_gradients_beside,
+)
 from verifier.deriving.learning.held_out import Asked, Change, Crossed, Here
+from verifier.planning.own_samples import overload_named
 from verifier.rules.campaign.work import prepare, samples_of
 from verifier.rules.campaign.workers import Failed, InFlight, Part, Position, WorkerSet
 from verifier.rules.options import CheckOptions
 from verifier.rules.samples import Sample, SampleOptions, Target
+from verifier.torch_internals.ops import has_gradient_formula
 
 __all__ = ["Gathered", "Listed", "SamplePool", "Samples", "Workshop"]
 
 _STALL_LIMIT = 120.0
 _BLOCKS: Position = (3, 0, 0, 0)
+_DIFFERENTIATING: Position = (4, 0, 0, 0)
 _MOST_SIZES = 5
 """At so many sizes calls are tried that leave placements open at fewer."""
 Gathered = tuple[CallEvidence, dict[Inputs, Blocks]]
@@ -228,6 +240,9 @@ class _Tasks:
                 call = call if more is None else _with_more(call, more)
         if call is None or call.rare or not blocks or _BLOCKS in self.skip:
             return None if call is None else (call, {})
+        self.enter(_DIFFERENTIATING)
+        if _DIFFERENTIATING not in self.skip and has_gradient_formula(overload_named(call.case.op)):
+            call = with_gradients_beside(call, sample, check, (Replicate(), Partial()))
         with torch.no_grad():
             return call, blocks_of(call, sample, check.seed, lambda: self.enter(_BLOCKS))
 

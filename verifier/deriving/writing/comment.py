@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from verifier.core.wording import plural
 from verifier.deriving.learning.generalise import Derivation, DerivedRule
-from verifier.deriving.learning.language import Dim
+from verifier.deriving.learning.learned import parts_text
 from verifier.deriving.writing.subject import Provenance, Subject
 from verifier.planning.own_samples import callable_of
 
@@ -57,8 +57,7 @@ def comment(
 def why_left_out(rule: DerivedRule) -> str:
     """Return why a rule with a cut is not written."""
     assert rule.cut is not None
-    inputs, outputs = (", ".join(f"S({p.text})" if isinstance(p, Dim) else str(p) for p in some)
-                       for some in (rule.inputs, rule.outputs))  # fmt: skip
+    inputs, outputs = (", ".join(parts_text(some)) for some in (rule.inputs, rule.outputs))
     slot = rule.slots[rule.cut.slot]
     conditions = f" if {' and '.join(test.text for test in rule.tests)}" if rule.tests else ""
     return (
