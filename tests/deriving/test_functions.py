@@ -110,7 +110,7 @@ def test_a_function_becomes_one_of_dtensors_that_runs_on_local_tensors() -> None
     by_rows = next(gradients for _, inputs, gradients in rules if inputs == [Shard(0), Shard(0), Shard(0), Replicate()])
     assert by_rows == [Shard(0), Shard(0), Shard(0), Partial("sum")]
     assert torch.equal(scope[f"{name}_sharded"](x, [x, x], scale=2.0), weighted(x, [x, x], scale=2.0))
-    test = text_of_test(op, calls, "derived", target=Target.LOCAL_MAP)
+    test = text_of_test({op: calls}, "derived", target=Target.LOCAL_MAP)
     compile(test, "test_derived.py", "exec")
     assert "combinations=placements" in test
     with pytest.raises(ValueError, match=r"no function .*weighed has samples; did you mean '.*weighted'"):

@@ -30,12 +30,19 @@ def test_rules_of_an_op_that_has_no_strategy_are_derived() -> None:
     assert not any(rule.startswith("S(") for rule in said(made))
 
 
+def test_a_call_that_returns_an_empty_list_takes_no_rule_from_the_others() -> None:
+    calls, made = derivation(DeriveRequest("aten.unbind.int", max_samples=4), Workshop(jobs=0))
+    assert all(call.results for call in calls)
+    assert "S(d) -> S(d - sum(dim < d for dim in dim_dims)) if d not in dim_dims" in said(made)
+    assert not made.unexplained
+
+
 @pytest.mark.parametrize("op", ["aten.isnan.default", "aten.isinf.default", "aten.isposinf.default"])
 def test_what_only_infinities_and_nan_tell_is_derived_from_them_and_not_for_partial_sums(op: str) -> None:
     calls, made = derivation(DeriveRequest(op, max_samples=2), Workshop(jobs=0))
     assert said(made) == {"S(d) -> S(d)"}
     assert not [inputs for call in calls for inputs in call.holding if any(p.is_partial() for p in inputs)]
-    assert 'float("nan")' in text_of_test(overload_named(op), calls, "module")
+    assert 'float("nan")' in text_of_test({overload_named(op): calls}, "module")
 
 
 def test_what_a_kernel_refuses_of_empty_ranks_is_derived_from_larger_extents() -> None:

@@ -100,6 +100,7 @@ def test_what_runs_in_the_gradient_gets_a_strategy_in_the_same_module(tmp_path: 
     assert (mutants.tried > 8, mutants.survivors, mutants.disagrees) == (True, (), ())
     assert f"{backward}, which runs in the gradient of with_backward.norm.default" in re.sub(r"\n# ", " ", made.code)
     assert made.test.count(".requires_grad_()") == 2
+    assert f"verify(torch.ops.{backward}, *args" in made.test
     assert any(f"{backward}, which runs in its gradient: " in line for line in derivation_lines(made, None))
     assert backward in derivation_json(made)
     reports = reports_of(backward, made.code)

@@ -94,7 +94,7 @@ def test_the_code_registers_a_strategy_that_claims_the_rules(target: Target) -> 
     assert {", ".join(map(str, row)) for row in flat} == {
         "S(0), S(0)", "P(sum), S(1)", "S(1), S(2)", "P(sum), P(sum)", "P(avg), P(avg)",
     }  # fmt: skip
-    test = text_of_test(aten.sum.dim_IntList, calls, "derived")
+    test = text_of_test({aten.sum.dim_IntList: calls}, "derived")
     compile(test, "test_derived.py", "exec")
     assert "verify(torch.ops.aten.sum.dim_IntList, *args" in test
 
@@ -114,11 +114,11 @@ def test_of_lists_of_a_foreach_op_dtensor_asks_for_one_tensor_at_a_time(op: OpOv
 
 def test_a_test_imports_what_defines_the_op_wherever_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    beside = text_of_test(aten.neg.default, [], "derived", ["my_op.py", "my_package.ops"])
+    beside = text_of_test({aten.neg.default: []}, "derived", ["my_op.py", "my_package.ops"])
     assert "\nimport my_op  # noqa" in beside
     assert "\nimport my_package.ops  # noqa" in beside
     assert "sys.path" not in beside
-    elsewhere = text_of_test(aten.neg.default, [], "derived", ["ops/my_op.py"], tmp_path / "rules")
+    elsewhere = text_of_test({aten.neg.default: []}, "derived", ["ops/my_op.py"], tmp_path / "rules")
     assert "sys.path.append(str(Path(__file__).parent / '../ops'))" in elsewhere
     compile(elsewhere, "test_derived.py", "exec")
 

@@ -7,8 +7,11 @@ import threading
 from pathlib import Path
 
 import pytest
+import torch
 
-from verifier.processes.answers import Answers
+from verifier.core.case import OpCase
+from verifier.processes.answers import ANSWERS, Answers
+from verifier.rules.claims import claims_and_failures
 
 RULES = frozenset({"S(0)", "R"})
 
@@ -75,3 +78,12 @@ def test_it_is_told_that_a_process_has_died_at_the_same_work() -> None:
                 assert not survived
         with answers.first("another op") as survived:
             assert survived
+
+
+def test_claims_are_kept_for_a_tensor_of_one_element_with_any_stride() -> None:
+    strided = torch.arange(5).as_strided((1,), (5,))
+    case = OpCase("aten.neg.default", "torch.ops.aten.neg.default", (strided,))
+    with ANSWERS.sharing():
+        kept = claims_and_failures(case, 2)
+    assert kept == claims_and_failures(case, 2)
+    assert "S(0) -> S(0)" in kept

@@ -279,8 +279,8 @@ def _test(
     gradients: bool,
 ) -> str:
     """Return the test that goes with derived code."""
-    op, calls = learned[0].op, learned[0].calls
-    return text_of_test(op, calls, module, imports, folder, request.target, gradients)
+    ops = {one.op: one.calls for one in learned}
+    return text_of_test(ops, module, imports, folder, request.target, gradients)
 
 
 def _is_known_of_gradients(learned: Sequence[Learned]) -> bool:

@@ -214,7 +214,8 @@ def _question(case: OpCase, extent: int) -> str:
         elif leaf.layout is not torch.strided or leaf.device.type != "cpu" or leaf.is_conj() or leaf.is_neg():
             return ""
         else:
-            values = leaf.detach().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+            flat = leaf.detach().clone(memory_format=torch.contiguous_format).flatten()  # of one element: with stride 1
+            values = flat.view(torch.uint8).numpy().tobytes()
             parts.append(f"{leaf.dtype} {tuple(leaf.shape)} {leaf.stride()} {sha256(values).hexdigest()}")
     return "; ".join(parts)
 

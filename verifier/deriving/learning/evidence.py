@@ -231,7 +231,8 @@ def _of_sample(
             with closing(place):
                 place.run()
             first = first or place
-    return None if first is None else _evidence(ledger, first)
+    made = None if first is None else _evidence(ledger, first)
+    return made if made is not None and made.results else None  # an empty list says nothing
 
 
 def _with_gradients(call: CallEvidence, sample: Sample, options: CheckOptions) -> CallEvidence:

@@ -72,6 +72,8 @@ def gradient_rules(
         if case is None:
             continue
         call = _Differentiated(case, mesh, options.seed + 31 * draw + size)
+        if call.results and any(len(outputs) != call.results for outputs in chosen.values()):
+            continue  # there may be more parts of a larger tensor
         if not call.differentiable:
             return (), {inputs: tuple(frozenset({one}) for one in outputs) for inputs, outputs in chosen.items()}
         places = call.differentiable
@@ -147,6 +149,8 @@ class _Differentiated:
         Numbers of the tensors that have a gradient; empty if no result depends on one.
     expected
         Their gradients.
+    results
+        How many tensors it returns; 0 if it raised.
     """
 
     def __init__(self, case: OpCase, mesh: MeshSpec, seed: int) -> None:
@@ -155,11 +159,13 @@ class _Differentiated:
         self._wanted = [n for n, t in enumerate(tensors) if t.is_floating_point() or t.is_complex()]
         self.differentiable: list[int] = []
         self.expected: list[Expected] = []
+        self.results = 0
         with torch.enable_grad():
             try:
                 whole = self._run(tensors)
             except _ERRORS:
                 return
+        self.results = len(whole[1])
         self._results = [n for n, result in enumerate(whole[1]) if result.requires_grad]
         if not self._results or self._call.written:
             return

@@ -87,6 +87,8 @@ def _gradients_under(rule: DerivedRule, calls: Sequence[CallEvidence], cotangent
     points: list[tuple[Scope, Mapping[str, frozenset[Placement]]]] = []
     for call in calls:
         for scope, inputs, _ in points_of(rule, call):
+            if not call.rules.get(inputs):
+                continue  # not tried
             known = call.differentiated[cotangent].get(inputs)
             if known is None:
                 return {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -25,8 +25,7 @@ _MESHES, _LOCAL_MESHES = ("2", "2x2"), ("2", "3", "2x2")
 
 
 def text_of_test(
-    op: OpOverload,
-    calls: Sequence[CallEvidence],
+    ops: Mapping[OpOverload, Sequence[CallEvidence]],
     module: str,
     imports: Sequence[str] = (),
     folder: Path | None = None,
@@ -37,40 +36,48 @@ def text_of_test(
 
     Parameters
     ----------
+    ops
+        The op and those that run in its gradient, each with its calls.
     imports
         Files and modules that define the op; the test imports them first.
     folder
         Where the test is going to be; this folder if it is None.
     gradients
-        Whether all that runs in the gradient of the op has a strategy, so that the test asks for the gradient.
+        Whether all that runs in the gradient of the first op has a strategy, so that the test asks for the gradient.
     """
-    name = strategy_name(op)
-    local = target is Target.LOCAL_MAP
-    chosen = [call for call in calls if call.holding and not call.rare][:_MOST_TESTED]
-    wanted = [local or (gradients and has_gradients(call.case)) for call in chosen]
-    texts = [f"    ({_arguments(call.case, one)})," for call, one in zip(chosen, wanted, strict=True)]
+    local, first = target is Target.LOCAL_MAP, next(iter(ops))
     found, defining = _imports_of_test(imports, folder or Path())
     title = "on local tensors" if local else "with its derived strategy"
     use = f"import {module}" + ("" if local else "  # noqa: F401 - registers the strategy")
-    body = _TEST_OF_FUNCTION if local else "    verify(torch.ops.{op}, *args, mesh=mesh, **kwargs)"
-    return f'''"""{callable_of(str(op)) or op} {title}, on real ranks."""
+    tests = [_test_of(op, calls, module, local, gradients and op is first) for op, calls in ops.items()]
+    itertools = "import itertools\n\n" if local else ""
+    return f'''"""{callable_of(str(first)) or first} {title}, on real ranks."""
 
-{"import itertools" if local else ""}
-{found}import pytest
+{itertools}{found}import pytest
 import torch
 
 {defining}{use}
 
-CALLS = [
+{(chr(10) * 3).join(tests)}
+'''
+
+
+def _test_of(op: OpOverload, calls: Sequence[CallEvidence], module: str, local: bool, gradients: bool) -> str:
+    """Return the test of one op, after its calls."""
+    name = strategy_name(op)
+    chosen = [call for call in calls if call.holding and not call.rare][:_MOST_TESTED]
+    wanted = [local or (gradients and has_gradients(call.case)) for call in chosen]
+    texts = [f"    ({_arguments(call.case, one)})," for call, one in zip(chosen, wanted, strict=True)]
+    body = _TEST_OF_FUNCTION if local else "    verify(torch.ops.{op}, *args, mesh=mesh, **kwargs)"
+    return f"""CALLS_OF_{name.upper()} = [
 {chr(10).join(texts)}
 ]
 
 
 @pytest.mark.parametrize("mesh", [{", ".join(f'"{mesh}"' for mesh in (_LOCAL_MESHES if local else _MESHES))}])
-@pytest.mark.parametrize(("args", "kwargs"), CALLS)
+@pytest.mark.parametrize(("args", "kwargs"), CALLS_OF_{name.upper()})
 def test_{name}(verify, args, kwargs, mesh):
-{body.format(op=op, module=module, name=name)}
-'''
+{body.format(op=op, module=module, name=name)}"""
 
 
 _TEST_OF_FUNCTION = """\

@@ -95,8 +95,8 @@ def _registered_for_all_dims(subject: Subject, uneven: bool, plain: bool, filter
     if any(call.absent for call in subject.calls):
         replicated = f"[one and Replicate() for one in rules[0]] if rules else {replicated}  # a result may be None"
     as_list = """
-    for one in found.strategies if results == 1 else ():
-        one.output_specs = (one.output_specs,)"""
+    for one in found.strategies:  # the only one of a list comes without a tuple
+        one.output_specs = tuple(tree_leaves(one.output_specs))[:results]"""
     return f'''
 {_asked_before(subject)}
 @register_op_strategy({subject.path}, schema_info={_schema_info(subject)})
@@ -154,7 +154,6 @@ def imports_of_single_dim(subject: Subject, filtered: bool) -> list[str]:
     lines = (IMPORTS_OF_OP_STRATEGY if whole else IMPORTS_OF_SINGLE_DIM).splitlines()
     if filtered and not whole:
         lines = [line.replace("import RuntimeSchemaInfo", "import OpStrategy, RuntimeSchemaInfo") for line in lines]
-        lines.append("from torch.utils._pytree import tree_map")
     return lines
 
 

@@ -49,9 +49,8 @@ def strategy_text(learned: Sequence[Learned], target: Target, given: Provenance,
     used = [name for name in _PUBLIC if any(re.search(rf"\b{name}\b", "\n".join(one.names)) for one in every)]
     functions = list(helpers(lines))
     imports = list(dict.fromkeys(line for one in every for line in one.imports))
-    of_trees = "from torch.utils._pytree import tree_map"
-    trees = of_trees not in imports and any("tree_map(" in line for line in (*functions, *lines))
-    imports += [of_trees] if trees else []
+    of_trees = [name for name in _OF_TREES if any(f"{name}(" in line for line in (*functions, *lines))]
+    imports += [f"from torch.utils._pytree import {', '.join(of_trees)}"] if of_trees else []
     standard = [name for name in _STANDARD if f"{name}." in "\n".join([*functions, whole])]
     text = [
         *first.comment, "", *(f"import {name}" for name in standard), *[""] * bool(standard),
@@ -65,6 +64,7 @@ def strategy_text(learned: Sequence[Learned], target: Target, given: Provenance,
 
 _PUBLIC = ("DTensor", "Partial", "Replicate", "Shard")
 _STANDARD = ("builtins", "functools", "math")
+_OF_TREES = ("tree_leaves", "tree_map")
 
 
 @dataclass(frozen=True)
