@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -45,11 +49,16 @@ def named(op: str) -> Learned:
     return Learned(op, [], Derivation((), (), 0))  # type: ignore[arg-type]
 
 
+def answered(monkeypatch: pytest.MonkeyPatch, verifier: Callable[[Sequence[str]], tuple[int, str, str]]) -> None:
+    """Let ``verifier`` answer what the commands of the verifier are asked."""
+    monkeypatch.setattr(closing, "_running", lambda words: nullcontext(partial(verifier, words)))
+
+
 def test_all_lines_are_told_of_a_check_that_could_not_verify(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     lines = ["Traceback (most recent call last):", *(f'  File "{n}.py"' for n in range(20)), "KeyError: 'x'", "error"]
     made = Derivation((), (), 0)
     answers = [(2, "", "\n".join(lines))]
-    monkeypatch.setattr(closing, "_verifier", lambda words: answers.pop(0))
+    answered(monkeypatch, lambda words: answers.pop(0))
     given = [Learned(aten.exp.default, [], made)], tmp_path / "exp.py", [], "2", ["2"], 2
     with pytest.raises(ValueError, match="rules of the derived strategy could not verify") as caught:
         closing.close(*given)
@@ -62,13 +71,38 @@ def test_all_lines_are_told_of_a_check_that_could_not_verify(monkeypatch: pytest
     assert not closed.passed
 
 
+STAND_IN = """#!/bin/sh
+cd "$(dirname "$0")"
+[ "$3" = rules ] && { echo "$*"; echo wrong >&2; exit 1; }
+trap 'touch ended; exit 143' TERM
+touch started
+while :; do sleep 0.01; done
+"""
+"""A program that answers ``rules``, and that else runs until it is asked to end."""
+
+
+@pytest.mark.processes
+def test_a_command_that_nobody_waits_for_any_more_is_asked_to_end(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    program = tmp_path / "program"
+    program.write_text(STAND_IN)
+    program.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(program))
+    with closing._running(["gate"]), closing._running(["rules", "abs"]) as rules:
+        assert rules() == (1, "-m verifier rules abs\n", "wrong\n")
+        while not (tmp_path / "started").exists():
+            time.sleep(0.01)
+    assert (tmp_path / "ended").exists()
+
+
 def test_an_op_without_a_strategy_in_the_gradient_is_to_be_derived_first(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     raised = "NotImplementedError: Operator mine.scale_backward.default does not have a sharding strategy registered."
     record = '{"ops": {"mine.scale.default": {"confirmed": ["one"], "wrong": [], "missing": []}}}'
     said = {"rules": (0, record, ""), "gate": (1, "", f"new CRASH: every rank raised {raised}" + "\nmore" * 20)}
-    monkeypatch.setattr(closing, "_verifier", lambda words: said[words[0]])
+    answered(monkeypatch, lambda words: said[words[0]])
     closed = closing.close([named("mine.scale.default")], tmp_path / "s.py", (), "2", ("2",), 1)
     assert closed.without_strategy == ("mine.scale_backward.default",)
     made = Derived(
@@ -91,7 +125,7 @@ def test_uneven_shards_alone_are_told_from_other_failures(
 ) -> None:
     record = '{"ops": {"m.f.default": {"confirmed": ["one"], "wrong": [], "missing": []}}}'
     said = {"rules": (0, record, ""), "gate": (1, FAILED.format(placement=placement, ranks=ranks), "")}
-    monkeypatch.setattr(closing, "_verifier", lambda words: said[words[0]])
+    answered(monkeypatch, lambda words: said[words[0]])
     closed = closing.close([named("m.f.default")], tmp_path / "s.py", (), "2", ("2",), 1)
     assert closed.only_uneven == uneven
     found = {"mesh": str(ranks), "input_placements": [placement], "output_placements": [placement], "shapes": [[5, 1]]}
@@ -146,7 +180,7 @@ def test_what_rules_refutes_is_derived_again_without_it(monkeypatch: pytest.Monk
 
     calls = evidence(way(aten.abs.default, lambda tensor, a, b, c: (tensor(a, b),)))
     calls = [replace(call, rules=call.rules | {(Partial("max"),): (frozenset({Partial("max")}),)}) for call in calls]
-    monkeypatch.setattr(closing, "_verifier", verifier)
+    answered(monkeypatch, verifier)
     monkeypatch.setattr(deriving, "derivation", lambda request: (calls, generalise(calls)))
     made = deriving.derive(DeriveRequest("aten.abs.default"), "new")
     assert asked == [("rules", True), ("rules", False), ("gate", False)]
@@ -162,7 +196,7 @@ def test_what_rules_refutes_of_other_calls_does_not_go_on_for_ever(monkeypatch: 
         return 1, json.dumps(_refuted(3)), ""
 
     calls = evidence(way(aten.abs.default, lambda tensor, a, b, c: (tensor(a, b),)))
-    monkeypatch.setattr(closing, "_verifier", verifier)
+    answered(monkeypatch, verifier)
     monkeypatch.setattr(deriving, "derivation", lambda request: (calls, generalise(calls)))
     made = deriving.derive(DeriveRequest("aten.abs.default"), "new")
     assert len(checks) == 4

@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -82,20 +84,30 @@ def close(
 ) -> Closed:  # fmt: skip
     """Run ``rules`` and ``gate`` with the strategies in ``file``; what they record is written beside it.
 
+    Both begin at the same time, since each checks one op on one core for the most part. The gate ends early if
+    ``rules`` refutes something.
+
     Raises
     ------
     ValueError
         If one of the commands could not verify.
     """
-    out = ["--out", str(file.parent / "reports")]
     named = [word for name in (*imports, str(file)) for word in ("--import", name)]
     on = [word for mesh in meshes for word in ("--mesh", mesh)]
     ops = [str(one.op) for one in learned]
     words = ["rules", *ops, *named, "--world-size", world_sizes, "--mesh", _PRODUCTS, "--max-samples", str(max_samples)]
-    status, text, errors = _verifier([*words, *out, "--format", "json"])
-    if status == 2 or not text:
-        raise ValueError(f"rules of the derived strategy could not verify:\n{errors.strip()}")
-    record = msgspec.json.decode(text)
+    words += ["--format", "json", "--out", str(file.parent / "rules")]
+    with _running(["gate", *named, *on, "--out", str(file.parent / "gate")]) as gate, _running(words) as rules:
+        status, text, errors = rules()
+        if status == 2 or not text:
+            raise ValueError(f"rules of the derived strategy could not verify:\n{errors.strip()}")
+        closed = _closed_by_rules(learned, msgspec.json.decode(text))
+        return closed if closed.wrong else _with_gate(closed, ops, *gate())
+
+
+def _closed_by_rules(learned: Sequence[Learned], record: Mapping[str, Any]) -> Closed:
+    """Return what ``rules`` says; the gate has passed if nothing is wrong, and else failed."""
+    ops = [str(one.op) for one in learned]
     counts = list(record["ops"].values())
     derived = {(str(one.op), *point) for one in learned for point in _derived(one.calls, one.made)}
     missing = tuple(
@@ -105,19 +117,23 @@ def close(
         if (one["op"], one["origin"], tuple(one["input_placements"])) in derived
     )
     confirmed, wrong = (sum(len(found[what]) for found in counts) for what in ("confirmed", "wrong"))
-    if wrong:
-        refuted = [_refuted(one) for found in counts for one in found["wrong"][:_MOST_SHOWN]]
-        only_uneven = all(_is_uneven(one) for found in counts for one in found["wrong"])
-        trials = [msgspec.convert(one["trial"], TrialRecord) for one in record["findings"] if one["op"] in ops]
-        refuting = tuple(_refuting(trial) for trial in trials if trial.mesh.isdigit())
-        return Closed(confirmed, wrong, missing, 1, "\n".join(refuted), only_uneven=only_uneven, refuting=refuting)
-    status, text, errors = _verifier(["gate", *named, *on, *out])
+    if not wrong:
+        return Closed(confirmed, wrong, missing, 0, "")
+    refuted = [_refuted(one) for found in counts for one in found["wrong"][:_MOST_SHOWN]]
+    only_uneven = all(_is_uneven(one) for found in counts for one in found["wrong"])
+    trials = [msgspec.convert(one["trial"], TrialRecord) for one in record["findings"] if one["op"] in ops]
+    refuting = tuple(_refuting(trial) for trial in trials if trial.mesh.isdigit())
+    return Closed(confirmed, wrong, missing, 1, "\n".join(refuted), only_uneven=only_uneven, refuting=refuting)
+
+
+def _with_gate(closed: Closed, ops: Collection[str], status: int, text: str, errors: str) -> Closed:
+    """Return what the gate says beside what ``rules`` says, which found nothing wrong."""
     said = text + errors
     others = tuple(dict.fromkeys(name for name in _NO_STRATEGY.findall(said) if name not in ops))
     shown = said.strip() if status == 2 else _last(said, 12)
     failed = _FAILED.findall(said)
     only_uneven = bool(failed) and all(_has_uneven_shards(call, int(ranks)) for call, ranks in failed)
-    return Closed(confirmed, wrong, missing, status, shown, without_strategy=others, only_uneven=only_uneven)
+    return replace(closed, gate=status, said=shown, without_strategy=others, only_uneven=only_uneven)
 
 
 def close_by_test(test: Path) -> Closed:
@@ -169,9 +185,28 @@ def _derived(calls: Sequence[CallEvidence], made: Derivation) -> set[tuple[str, 
     }  # fmt: skip
 
 
-def _verifier(words: Sequence[str]) -> tuple[int, str, str]:
-    done = subprocess.run([sys.executable, "-m", "verifier", *words], capture_output=True, text=True, check=False)
-    return done.returncode, done.stdout, done.stderr
+_Ended = tuple[int, str, str]
+"""The exit status of a command, and what it printed on standard output and on standard error."""
+
+
+@contextmanager
+def _running(words: Sequence[str]) -> Iterator[Callable[[], _Ended]]:
+    """Run a command of the verifier in this block, which is given a function that waits for its end."""
+    with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
+        process = subprocess.Popen([sys.executable, "-m", "verifier", *words], stdout=output, stderr=errors)
+
+        def ended() -> _Ended:
+            status = process.wait()
+            output.seek(0)
+            errors.seek(0)
+            return status, output.read(), errors.read()
+
+        try:
+            yield ended
+        finally:
+            if process.poll() is None:
+                process.terminate()  # it ends its workers and ranks
+                process.wait()
 
 
 def _last(text: str, lines: int) -> str:
