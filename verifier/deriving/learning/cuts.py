@@ -14,7 +14,6 @@ from dataclasses import dataclass
 import torch
 from torch.distributed.tensor import Shard
 
-from verifier.core.case import OpCase
 from verifier.deriving.learning.evidence import Blocks, CallEvidence, Inputs, Outputs, Place, slot_names
 from verifier.placements.partials import largest_part
 from verifier.rules.classify import Expected
@@ -69,7 +68,7 @@ def blocks_of(
 
     ``enter`` is called before each placement of the slots is tried.
     """
-    draws = [case for n in range(_DRAWS + 2) if (case := sample.draw(0, n)) is not None]
+    draws = _Draws(sample)
     found = {}
     for inputs, outputs in call.rules.items():
         dims = [placement.dim if isinstance(placement, Shard) else None for placement in inputs]
@@ -106,9 +105,9 @@ def refuted_in_blocks(
     The extents of a call seldom are multiples of the block of a rule. So it is tried at others, as far as the op takes
     them. ``enter`` is called before each rule is tried.
     """
-    draws = [case for n in range(_DRAWS + 2) if (case := sample.draw(0, n)) is not None]
+    draws = _Draws(sample)
     found: dict[Inputs, Place] = {}
-    for one in asked if draws else ():
+    for one in asked if draws.calls else ():
         dims = [placement.dim if isinstance(placement, Shard) else None for placement in one.inputs]
         given = _given(call, dims)
         enter()
@@ -157,10 +156,21 @@ def _scaled(given: Sequence[int], extent: int, ranks: int, of: int | None = None
         yield _Place(tuple(one * extent // base for one in given), ranks)
 
 
+class _Draws:
+    """Calls of a sample at its first size, the slot of each tensor, and the values that each tensor has in them."""
+
+    def __init__(self, sample: Sample) -> None:
+        cases = [case for n in range(_DRAWS + 2) if (case := sample.draw(0, n)) is not None]
+        self.calls = [LocalCall(case) for case in cases]
+        self.names = slot_names(cases[0]) if cases else []
+        columns = zip(*(call.tensors for call in self.calls), strict=True)
+        self.values = [torch.cat([one.reshape(-1) for one in column]) for column in columns]
+
+
 class _Trial:
     """Placements of the slots of a call, tried at places; what was tried is remembered."""
 
-    def __init__(self, draws: Sequence[OpCase], inputs: Inputs, dims: Sequence[int | None], seed: int) -> None:
+    def __init__(self, draws: _Draws, inputs: Inputs, dims: Sequence[int | None], seed: int) -> None:
         self._draws, self._inputs, self._dims, self._seed = draws, inputs, dims, seed
         self._known: dict[_Place, Outputs | None] = {}
 
@@ -188,19 +198,16 @@ class _Trial:
         return tuple(frozenset(some) for some in allowed)  # type: ignore[arg-type]
 
     def _drawn(self, place: _Place, draw: int) -> tuple[list[tuple[object, ...]], list[int]] | None:
-        case = self._draws[draw % len(self._draws)]
-        names = slot_names(case)
+        base, names = self._draws.calls[draw % len(self._draws.calls)], self._draws.names
         slots = list(dict.fromkeys(names))
         generator = torch.Generator().manual_seed(self._seed + 101 * draw + sum(place.extents) + place.ranks)
-        base = LocalCall(case)
         tensors = []
-        for number, (name, tensor) in enumerate(zip(names, base.tensors, strict=True)):
+        for name, tensor, values in zip(names, base.tensors, self._draws.values, strict=True):
             dim, extent = self._dims[slots.index(name)], place.extents[slots.index(name)]
             shape = [extent if n == dim else one for n, one in enumerate(tensor.shape)]
             if math.prod(shape) > _MOST_ELEMENTS:
                 return None
-            others = [LocalCall(other).tensors[number] for other in self._draws]
-            tensors.append(_other_values(others, shape, generator))
+            tensors.append(_other_values(values, shape, generator))
         try:
             whole = base(tensors)
         except CALL_ERRORS:
@@ -221,11 +228,10 @@ class _Trial:
         return letters, [one.represented([rank.tensors[n] for rank in made]) for n, one in enumerate(expected)]
 
 
-def _other_values(draws: Sequence[torch.Tensor], shape: Sequence[int], generator: torch.Generator) -> torch.Tensor:
-    """Return a tensor of another shape with values of ``draws``, of which those of floating dtypes are varied."""
-    values = torch.cat([one.reshape(-1) for one in draws])
+def _other_values(values: torch.Tensor, shape: Sequence[int], generator: torch.Generator) -> torch.Tensor:
+    """Return a tensor of another shape with some of ``values``; those of floating dtypes are varied."""
     if not values.numel():
-        return draws[0].new_zeros(shape)
+        return values.new_zeros(shape)
     made = values[torch.randint(values.numel(), tuple(shape), generator=generator)]
     if made.is_floating_point() or made.is_complex():
         made = made * (1 + torch.randint(0, 16, tuple(shape), generator=generator).to(made.dtype) / 16)
