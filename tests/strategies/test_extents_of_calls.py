@@ -6,6 +6,9 @@ import pytest
 import torch
 
 from strategies.opinfo.calls.call import Call
+from strategies.opinfo.samples.asking.arguments import other_values
+from strategies.opinfo.samples.asking.extents import other_extents
+from strategies.opinfo.samples.asking.lists import other_lists
 from strategies.opinfo.samples.asking.tensors import other_tensors
 from strategies.opinfo.samples.extents import Extents
 
@@ -34,3 +37,17 @@ def test_no_call_has_more_elements_than_a_worker_has_memory_for() -> None:
     smaller = extents.other(group, 10)
     assert smaller is not None
     assert smaller.tensors[0].shape == (10, 10, 10, 10)
+
+
+@pytest.mark.parametrize("shape", [(0,), (3, 0), (2, 0, 3), (0, 2, 3, 4), ()])
+def test_all_changes_of_a_call_can_be_tried_though_it_has_no_elements_or_no_dims(shape: tuple[int, ...]) -> None:
+    """A change may be none; it does not raise, because that would end the check of the op."""
+    tensor = torch.ones(shape, dtype=torch.float64)
+    for op in (torch.ops.aten.mul.Tensor, torch.ops.aten.nextafter.default):
+        call = Call(op, (tensor, tensor.clone()), {})
+        changes = [one for source in (other_extents, other_tensors, other_lists) for one in source(call)]
+        changes += [one.variation for one in other_values(call)]
+        assert changes
+        for change in changes:
+            made = change.apply(call)
+            assert made is None or len(made.tensors) == 2

@@ -258,7 +258,7 @@ def _columns(tensor: torch.Tensor) -> torch.Tensor:
 def _with_dims(tensor: torch.Tensor, ndim: int) -> torch.Tensor:
     """Return a tensor of ``ndim`` dims with the same values: the first ones are merged, or new ones have 2 copies."""
     if not ndim:
-        return tensor.flatten()[0]
+        return tensor.flatten()[0] if tensor.numel() else tensor.new_zeros(())
     if tensor.ndim > ndim:
-        return tensor.reshape(-1, *tensor.shape[tensor.ndim - ndim + 1 :])
+        return tensor.flatten(0, tensor.ndim - ndim)
     return tensor.expand(*(2,) * (ndim - tensor.ndim), *tensor.shape).clone()
