@@ -29,7 +29,7 @@ from verifier.deriving.learning.held_out import (
     refuting_in_blocks,
     without_zero_factors,
 )
-from verifier.deriving.learning.isolated import Gathered, Listed, SamplePool, Samples, Workshop
+from verifier.deriving.learning.isolated import Gathered, GivenCall, Listed, SamplePool, Samples, Workshop
 from verifier.deriving.learning.learned import Learned
 from verifier.deriving.writing.emitted_tests import text_of_test
 from verifier.deriving.writing.mutants import Mutants, tried_mutants
@@ -177,8 +177,24 @@ def _closed(
                 code, closed = other, again
         if not (closed.refuting and left):
             break
-        learned = [one.refuted_by(closed.refuting) for one in learned]
+        with Workshop(request.imports) as shop:
+            learned = [_without_refuted(one, closed.refuting, shop) for one in learned]
     return learned, code, closed
+
+
+def _without_refuted(one: Learned, more: Sequence[CallEvidence], shop: Workshop) -> Learned:
+    """Return what is left of what was learned of an op when ``more`` of its calls refute some of it.
+
+    What takes the place of a refuted rule is held against the same calls: ``rules`` tried them with that rule alone.
+    """
+    one, options = one.refuted_by(more), CheckOptions((MeshSpec((2,)), MeshSpec((3,))))
+    held_out = [GivenCall(shop, call, options) for call in more if call.case.op == str(one.op)]
+    for _ in range(_ROUNDS):
+        found = list(refuting(one.made.rules, held_out, options))
+        if not found:
+            break
+        one = one.refuted_by(found)
+    return one
 
 
 def _told(

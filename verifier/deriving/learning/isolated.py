@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch.distributed.tensor import Partial, Replicate
 
+from verifier.core.case import OpCase
 from verifier.core.errors import ReportedError
 from verifier.deriving.learning.cuts import InBlocks, blocks_of
 from verifier.deriving.learning.evidence import (
@@ -28,10 +29,10 @@ from verifier.planning.own_samples import overload_named
 from verifier.rules.campaign.work import prepare, samples_of
 from verifier.rules.campaign.workers import Failed, InFlight, Part, Position, WorkerSet
 from verifier.rules.options import CheckOptions
-from verifier.rules.samples import Sample, SampleOptions, Target
+from verifier.rules.samples import Sample, SampleOptions, Target, Values
 from verifier.torch_internals.ops import has_gradient_formula
 
-__all__ = ["Gathered", "Listed", "SamplePool", "Samples", "Workshop"]
+__all__ = ["Gathered", "GivenCall", "Listed", "SamplePool", "Samples", "Workshop"]
 
 _STALL_LIMIT = 120.0
 _BLOCKS: Position = (3, 0, 0, 0)
@@ -198,7 +199,44 @@ class _Away:
         return self.samples.refuted_in_blocks(self.sample, call, asked)
 
 
+@dataclass(frozen=True)
+class GivenCall:
+    """A call with its values, which refutes rules in the worker of a shop, as a sample does."""
+
+    shop: Workshop
+    call: CallEvidence
+    check: CheckOptions
+
+    def calls(self) -> Sequence[tuple[int, int, CallEvidence]]:
+        return [(0, 0, self.call)]
+
+    def refuted(self, asked: Sequence[Asked]) -> Sequence[Asked]:
+        pool = SamplePool(self.call.case.op, (), SampleOptions())
+        found = self.shop.run(_Work("refuted_of", pool, self.check, None, (self.call.case, tuple(asked))))
+        return list(asked) if found is None else found
+
+    def refuted_in_blocks(self, call: CallEvidence, asked: Sequence[InBlocks]) -> Mapping[Inputs, Place]:
+        return {}
+
+
 # ------------------------------------------------------------------------------------------------------ in the worker
+@dataclass(frozen=True)
+class _OneCase:
+    """A sample that is the same call at each draw."""
+
+    case: OpCase
+    origin: str = ""
+    not_testable: str = ""
+    claims_only: str = ""
+
+    @property
+    def op(self) -> str:
+        return self.case.op
+
+    def draw(self, size: int, draw: int, values: Values = Values.USUAL) -> OpCase:
+        return self.case
+
+
 @lru_cache(maxsize=4)
 def _samples(pool: SamplePool) -> list[Sample]:
     options = replace(pool.options, sizes=_MOST_SIZES)
@@ -251,6 +289,9 @@ class _Tasks:
 
     def refuted(self, asked: Sequence[Asked]) -> list[Asked]:
         return Here(self.sample, self.work.check, self.enter, self.skip).refuted(asked)
+
+    def refuted_of(self, case: OpCase, asked: Sequence[Asked]) -> list[Asked]:
+        return Here(_OneCase(case), self.work.check, self.enter, self.skip).refuted(asked)
 
     def refuted_in_blocks(self, call: CallEvidence, asked: Sequence[InBlocks]) -> Mapping[Inputs, Place]:
         return Here(self.sample, self.work.check, self.enter, self.skip).refuted_in_blocks(call, asked)
