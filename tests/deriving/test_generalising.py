@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -9,16 +10,12 @@ from derived_calls import OPTIONS, aten, evidence, reductions, said, way
 from torch.distributed.tensor import Partial, Replicate, Shard
 
 from verifier.deriving.derive import DeriveRequest, derivation
+from verifier.deriving.learning.changes import other_flags, without_zero_factors
 from verifier.deriving.learning.evidence import CallEvidence
 from verifier.deriving.learning.generalise import generalise
-from verifier.deriving.learning.held_out import (
-    Asked,
-    Here,
-    Untried,
-    other_flags,
-    without_zero_factors,
-)
+from verifier.deriving.learning.held_out import Asked, Here, Untried
 from verifier.deriving.learning.isolated import Workshop
+from verifier.deriving.learning.language import Dim, Scope
 from verifier.deriving.writing.emitted_tests import text_of_test
 from verifier.planning.own_samples import overload_named
 
@@ -32,9 +29,25 @@ def test_rules_of_an_op_that_has_no_strategy_are_derived() -> None:
 
 def test_a_call_that_returns_an_empty_list_takes_no_rule_from_the_others() -> None:
     calls, made = derivation(DeriveRequest("aten.unbind.int", max_samples=4), Workshop(jobs=0))
-    assert all(call.results for call in calls)
+    assert [call.rules for call in calls if not call.results] == [{}]
     assert "S(d) -> S(d - sum(dim < d for dim in dim_dims)) if d not in dim_dims" in said(made)
     assert not made.unexplained
+
+
+def test_calls_of_which_the_second_tensor_has_more_dims_are_made_where_samples_have_none() -> None:
+    """Else a rule for the last dims of the first tensor is written that names no dim where the second one has more."""
+    op = "aten.special_shifted_chebyshev_polynomial_u.default"
+    calls, made = derivation(DeriveRequest(op), Workshop(jobs=0))
+    swapped = [call for call in calls if call.origin.endswith(", x and n swapped")]
+    assert {call.ndims for call in swapped} == {(0, 1), (1, 2), (0, 2), (2, 3)}
+    assert all(call.rare and call.holding for call in swapped)
+    cuts = [(rule, rule.pivot) for rule in made.rules if rule.pivot is not None]
+    assert cuts
+    for call, (rule, pivot) in itertools.product(swapped, cuts):
+        for scope in (Scope(call, pivot, d) for d in range(call.ndims[pivot])):
+            if all(test.value(scope) for test in rule.tests):
+                dims = [part.value(scope) for part in (*rule.inputs, *rule.outputs) if isinstance(part, Dim)]
+                assert all(dim is not None and dim >= 0 for dim in dims)
 
 
 @pytest.mark.parametrize("op", ["aten.isnan.default", "aten.isinf.default", "aten.isposinf.default"])

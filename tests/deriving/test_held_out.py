@@ -8,11 +8,9 @@ from dataclasses import replace
 import torch
 from derived_calls import OPTIONS, aten, evidence, here, reductions, said, way
 
+from verifier.deriving.learning.changes import crossed
 from verifier.deriving.learning.generalise import generalise
-from verifier.deriving.learning.held_out import (
-    crossed,
-    refuting,
-)
+from verifier.deriving.learning.held_out import refuting
 
 
 def test_a_condition_that_goes_with_the_right_one_by_chance_is_refuted_by_crossed_arguments() -> None:

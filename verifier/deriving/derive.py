@@ -15,20 +15,20 @@ import torch
 from verifier.core.case import MeshSpec
 from verifier.core.versions import versions
 from verifier.deriving.closing import Closed, close, close_by_test
+from verifier.deriving.learning.changes import (
+    Change,
+    Swap,
+    changes,
+    other_flags,
+    other_numbers,
+    swaps,
+    without_zero_factors,
+)
 from verifier.deriving.learning.emptied import told_apart
 from verifier.deriving.learning.evidence import CallEvidence, leaves_open
 from verifier.deriving.learning.generalise import Derivation, generalise
 from verifier.deriving.learning.gradients import has_gradients, ops_without_strategy
-from verifier.deriving.learning.held_out import (
-    HeldOut,
-    Untried,
-    changes,
-    other_flags,
-    other_numbers,
-    refuting,
-    refuting_in_blocks,
-    without_zero_factors,
-)
+from verifier.deriving.learning.held_out import HeldOut, Untried, refuting, refuting_in_blocks
 from verifier.deriving.learning.isolated import Gathered, GivenCall, Listed, SamplePool, Samples, Workshop
 from verifier.deriving.learning.learned import Learned
 from verifier.deriving.writing.emitted_tests import text_of_test
@@ -346,8 +346,10 @@ def derivation(request: DeriveRequest, shop: Workshop | None = None) -> tuple[li
     listed = samples.listed()
     gathered = _gathered([one for one in listed if not one.why_not], samples, with_elements, gradients)
     known = {one.origin: one for one in listed}
-    flags = [replace(known[one.origin], change=one) for one in other_flags([call for call, _ in gathered], known)]
-    gathered += _gathered(flags, samples, with_elements, gradients)
+    plain = [call for call, _ in gathered]
+    others: list[Change | Swap] = [*other_flags(plain, known), *swaps(plain, known)]
+    changed = [replace(known[one.origin], change=one) for one in others]
+    gathered += _gathered(changed, samples, with_elements, gradients)
     calls = without_zero_factors([call for call, _ in gathered])
     blocks = {id(call): some for call, (_, some) in zip(calls, gathered, strict=True) if some and not call.rare}
     options = with_elements if gradients else replace(with_elements, emptied=None)  # local_map is for even shards
@@ -381,8 +383,8 @@ def derivation(request: DeriveRequest, shop: Workshop | None = None) -> tuple[li
             break
         firsts = ((call, one) for one in testable for size, draw, call in one.calls() if not (size or draw))
         with_others = other_numbers([call for call in calls if id(call) in blocks], known)
-        others = [(call, samples.held_out(replace(known[one.origin], change=one))) for call, one in with_others]
-        found = [*refuting(in_blocks, testable, options), *refuting_in_blocks(in_blocks, [*firsts, *others])]
+        numbers = [(call, samples.held_out(replace(known[one.origin], change=one))) for call, one in with_others]
+        found = [*refuting(in_blocks, testable, options), *refuting_in_blocks(in_blocks, [*firsts, *numbers])]
         if not found:
             break
         calls += found

@@ -232,7 +232,7 @@ def _of_sample(
                 place.run()
             first = first or place
     made = None if first is None else _evidence(ledger, first)
-    return made if made is not None and made.results else None  # an empty list says nothing
+    return made if made is None or made.results else replace(made, rules={})  # an empty list says nothing of rules
 
 
 def _with_gradients(call: CallEvidence, sample: Sample, options: CheckOptions) -> CallEvidence:

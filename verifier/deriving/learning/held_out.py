@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import math
 import warnings
-from collections import Counter
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -15,7 +13,6 @@ import torch
 from torch.distributed.tensor import Partial, Shard
 
 from verifier.core.case import MeshSpec, OpCase
-from verifier.core.ops import resolve
 from verifier.deriving.learning.cuts import InBlocks, refuted_in_blocks
 from verifier.deriving.learning.evidence import CallEvidence, Inputs, Place, described, slot_names
 from verifier.deriving.learning.generalise import DerivedRule, placements_of
@@ -26,183 +23,22 @@ from verifier.rules.classify import Expected
 from verifier.rules.execute import Cuts, LocalCall, Results
 from verifier.rules.options import CheckOptions, Position
 from verifier.rules.sample_on_mesh import CALL_ERRORS
-from verifier.rules.samples import Sample, Values
+from verifier.rules.samples import Sample
 
 __all__ = [
     "Asked",
-    "Change",
-    "Crossed",
     "HeldOut",
     "Here",
     "Untried",
-    "changes",
-    "crossed",
     "emptying_meshes",
-    "other_flags",
-    "other_numbers",
     "refuting",
     "refuting_in_blocks",
-    "without_zero_factors",
 ]
 
 _DRAWS = 2
 """Draws at each size and mesh."""
 _MOST_RANKS = 16
 """Of meshes with more ranks than elements."""
-
-
-_MOST_CROSSED = 16
-"""So many calls get another value of an argument."""
-_FACTORS = ("alpha", "beta", "value")
-_MOST_NUMBERS = 64
-"""So many calls get another integer."""
-_MOST_FLAGS = 4
-"""So many calls get the other value of a flag."""
-
-
-@dataclass(frozen=True)
-class Change:
-    """Another value of an argument of a sample: its origin, the argument, its place, and the value.
-
-    Parameters
-    ----------
-    rare
-        Whether the call that this makes refutes rules, and need not be explained.
-    """
-
-    origin: str
-    name: str
-    place: int
-    value: object
-    rare: bool = True
-
-    def of(self, case: OpCase) -> OpCase:
-        """Return a call with this value."""
-        # what is exact with one value rounds with another: 0.2 times a sum is not the sum of products
-        if self.name in case.kwargs or self.place >= len(case.args):
-            return replace(case, kwargs={**case.kwargs, self.name: self.value}, exact=False)
-        args = (*case.args[: self.place], self.value, *case.args[self.place + 1 :])
-        return replace(case, args=args, exact=False)
-
-
-@dataclass(frozen=True)
-class Crossed:
-    """A sample with the value that another one has for an argument."""
-
-    sample: Sample
-    change: Change
-
-    claims_only = ""
-
-    @property
-    def rare(self) -> bool:
-        return self.change.rare
-
-    @property
-    def not_testable(self) -> str:
-        return self.sample.not_testable
-
-    @property
-    def op(self) -> str:
-        return self.sample.op
-
-    @property
-    def origin(self) -> str:
-        whose = " of another call" if self.change.rare else ""
-        return f"{self.sample.origin}, {self.change.name}={self.change.value}{whose}"
-
-    def draw(self, size: int, draw: int, values: Values = Values.USUAL) -> OpCase | None:
-        case = self.sample.draw(size, draw, values)
-        return None if case is None else self.change.of(case)
-
-
-def crossed(calls: Sequence[CallEvidence], samples: Sequence[Sample]) -> list[Crossed]:
-    """Return samples with arguments of others, one at a time; see :func:`changes`."""
-    by_origin = {sample.origin: sample for sample in samples}
-    return [Crossed(by_origin[change.origin], change) for change in changes(calls, by_origin)]
-
-
-def changes(calls: Sequence[CallEvidence], origins: Container[str]) -> list[Change]:
-    """Return arguments of calls for others of ``origins``, one at a time: they tell apart what goes together by chance.
-
-    In ``x[1:3]`` and ``x[:]`` both bounds are given or none is, so that a rule may name the wrong one. Factors also get
-    the opposite sign: a maximum of parts times a positive number is that of the whole.
-    """
-    usual = [call for call in calls if not call.rare]
-    found: list[Change] = []
-    for place, argument in enumerate(resolve(usual[0].case.call)._schema.arguments if usual else ()):  # type: ignore[attr-defined]
-        name = argument.name
-        values = {repr(call.values[name]): call.values[name] for call in usual if name in call.values}
-        opposite = [-value for value in values.values() if isinstance(value, float) and value]
-        values |= {repr(value): value for value in opposite}
-        here = [
-            Change(call.origin, name, place, value)
-            for call in usual
-            for text, value in values.items()
-            if text != repr(call.values.get(name)) and call.origin in origins
-        ]
-        found += here[:: math.ceil(len(here) / _MOST_CROSSED) or 1]
-    return found
-
-
-def other_numbers(calls: Sequence[CallEvidence], origins: Container[str]) -> list[tuple[CallEvidence, Change]]:
-    """Return integers, and lists of them, of calls for greater and smaller ones, each with the call that this makes.
-
-    All calls of which a rule asks for blocks of 9 may have the same factor of 3.
-    """
-    found: list[tuple[CallEvidence, Change]] = []
-    for call in calls:
-        arguments = resolve(call.case.call)._schema.arguments  # type: ignore[attr-defined]
-        places = {argument.name: place for place, argument in enumerate(arguments)}
-        for name, value in call.values.items() if call.origin in origins else ():
-            for step in (1, -1, 2):
-                other = _stepped(value, step)
-                if other is not None:
-                    change = Change(call.origin, name, places[name], other)
-                    origin = f"{call.origin}, {name}={other}"
-                    made = replace(call, origin=origin, values={**call.values, name: other}, case=change.of(call.case))
-                    found.append((replace(made, rules={}, rare=True), change))
-    return found[:: math.ceil(len(found) / _MOST_NUMBERS) or 1]
-
-
-def _stepped(value: object, step: int) -> object:
-    """Return an integer, or a list of them, that differs by ``step``; None if it is none or would be less than 1."""
-    if type(value) is int:
-        return value + step if value + step > 0 else None
-    if isinstance(value, list) and value and all(type(one) is int and one + step > 0 for one in value):
-        return [one + step for one in value]
-    return None
-
-
-def without_zero_factors(calls: Sequence[CallEvidence]) -> list[CallEvidence]:
-    """Return the calls; those with a factor of 0 are rare, if others have another one.
-
-    What is multiplied by 0 does not matter, so that it may have any placement, and no rule is worth having for that.
-    """
-    names = [name for name in _FACTORS if any(not call.rare and call.values.get(name, 0) != 0 for call in calls)]
-    return [replace(call, rare=call.rare or any(call.values.get(name) == 0 for name in names)) for call in calls]
-
-
-def other_flags(calls: Sequence[CallEvidence], origins: Container[str]) -> list[Change]:
-    """Return the other value of each flag of some calls: too few may keep the dims that they reduce, for example.
-
-    Calls for which more holds come first, one of each source before a second one of it.
-    """
-    usual = [call for call in calls if not call.rare]
-    known = {(call.shapes, repr(call.values)) for call in usual}
-    found: list[Change] = []
-    for place, argument in enumerate(resolve(usual[0].case.call)._schema.arguments if usual else ()):  # type: ignore[attr-defined]
-        if str(argument.type) != "bool":
-            continue
-        name, of_source = argument.name, Counter[str]()
-        here = []
-        for call in sorted(usual, key=lambda call: -len(call.holding)):
-            other = not call.values[name]
-            if call.origin in origins and (call.shapes, repr({**call.values, name: other})) not in known:
-                here.append((of_source[call.source], Change(call.origin, name, place, other, rare=False)))
-                of_source[call.source] += 1
-        found += [change for _, change in sorted(here, key=lambda one: one[0])[:_MOST_FLAGS]]
-    return found
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from torch.distributed.tensor import Partial, Replicate
 
 from verifier.core.case import OpCase
 from verifier.core.errors import ReportedError
+from verifier.deriving.learning.changes import Change, Crossed, Swap
 from verifier.deriving.learning.cuts import InBlocks, blocks_of
 from verifier.deriving.learning.evidence import (
     Blocks,
@@ -24,7 +25,7 @@ from verifier.deriving.learning.evidence import (
     leaves_open,
     with_gradients_beside,
 )
-from verifier.deriving.learning.held_out import Asked, Change, Crossed, Here
+from verifier.deriving.learning.held_out import Asked, Here
 from verifier.planning.own_samples import overload_named
 from verifier.rules.campaign.work import prepare, samples_of
 from verifier.rules.campaign.workers import Failed, InFlight, Part, Position, WorkerSet
@@ -54,13 +55,13 @@ class SamplePool:
 
 @dataclass(frozen=True)
 class Listed:
-    """A sample of a pool, by its number, perhaps with another value of an argument."""
+    """A sample of a pool, by its number, perhaps with another value of an argument, or tensors swapped."""
 
     number: int
     origin: str
     why_not: str = ""
     """Why it cannot be tested."""
-    change: Change | None = None
+    change: Change | Swap | None = None
 
 
 @dataclass(frozen=True)
