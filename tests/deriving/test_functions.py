@@ -15,7 +15,7 @@ from strategies.own_ops.names import own_ops, own_ops_named
 from verifier.core.errors import SamplesError
 from verifier.deriving.learning.evidence import gather
 from verifier.deriving.learning.generalise import generalise
-from verifier.deriving.learning.learned import Learned
+from verifier.deriving.learning.learned import Learned, parts_text
 from verifier.deriving.writing.emitted_tests import text_of_test
 from verifier.deriving.writing.strategy import strategy_text
 from verifier.deriving.writing.subject import CannotWriteError, Provenance, Target
@@ -110,6 +110,12 @@ def test_a_function_becomes_one_of_dtensors_that_runs_on_local_tensors() -> None
     by_rows = next(gradients for _, inputs, gradients in rules if inputs == [Shard(0), Shard(0), Shard(0), Replicate()])
     assert by_rows == [Shard(0), Shard(0), Shard(0), Partial("sum")]
     assert torch.equal(scope[f"{name}_sharded"](x, [x, x], scale=2.0), weighted(x, [x, x], scale=2.0))
+    told = Learned(op, calls, made).gradients(Replicate())
+    assert {len(one.outputs) for one in told} == {len(one.cotangents) for one in told} == {1}  # without the gradients
+    assert {"others": "S(d)", "rows": "S(d)"} in [
+        dict(zip(one.gradients, parts_text(tuple(one.gradients.values())), strict=True)) for one in told
+    ]
+    assert Learned(op, calls, made).gradients(Partial()) == []  # not asked of functions
     test = text_of_test({op: calls}, "derived", target=Target.LOCAL_MAP)
     compile(test, "test_derived.py", "exec")
     assert "combinations=placements" in test

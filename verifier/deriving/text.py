@@ -66,7 +66,7 @@ def _of_op(learned: Learned) -> dict[str, object]:
             {
                 "slots": one.rule.slots,
                 "inputs": parts_text(one.rule.inputs),
-                "outputs": parts_text(one.rule.outputs),
+                "outputs": parts_text(one.outputs),
                 "conditions": [test.text for test in one.rule.tests],
                 "cotangents": parts_text(one.cotangents),
                 "gradients": _by_name(one),
@@ -121,7 +121,7 @@ def _gradients(learned: Learned) -> list[str]:
     found = learned.gradients(Replicate())
     lines = []
     for one in found[:_MOST_SHOWN]:
-        inputs, outputs = (", ".join(parts_text(some)) for some in (one.rule.inputs, one.rule.outputs))
+        inputs, outputs = (", ".join(parts_text(some)) for some in (one.rule.inputs, one.outputs))
         conditions = f" if {' and '.join(test.text for test in one.rule.tests)}" if one.rule.tests else ""
         gradients = ", ".join(map(" ".join, _by_name(one).items()))
         lines.append(f"  gradients under {inputs} -> {outputs}{conditions}: {gradients}")

@@ -30,9 +30,10 @@ def parts_text(parts: Sequence[Part]) -> list[str]:
 
 @dataclass(frozen=True)
 class GradientPlacements:
-    """How the gradients of the slots are placed under a rule, for such cotangents of its results."""
+    """How the gradients of the slots are placed under a rule, for such placements and cotangents of its results."""
 
     rule: DerivedRule
+    outputs: tuple[Part, ...]
     cotangents: tuple[Part, ...]
     gradients: Mapping[str, Part]
 
@@ -59,11 +60,12 @@ class Learned:
         calls = [call for call in self.calls if call.differentiable and not call.rare]
         found = []
         for rule in self.made.rules:
-            if rule.cut is not None or (not cotangent.is_replicate() and all(isinstance(p, Dim) for p in rule.outputs)):
+            outputs = rule.outputs[: len(rule.outputs) - len(rule.gradients)]
+            if rule.cut is not None or (not cotangent.is_replicate() and all(isinstance(p, Dim) for p in outputs)):
                 continue
-            cotangents = tuple(part if isinstance(part, Dim) else cotangent for part in rule.outputs)
+            cotangents = tuple(part if isinstance(part, Dim) else cotangent for part in outputs)
             if gradients := _gradients_under(rule, calls, cotangent):
-                found.append(GradientPlacements(rule, cotangents, gradients))
+                found.append(GradientPlacements(rule, outputs, cotangents, gradients))
         return found
 
     def without(self, dropped: Sequence[DerivedRule]) -> Learned:
@@ -89,7 +91,7 @@ def _gradients_under(rule: DerivedRule, calls: Sequence[CallEvidence], cotangent
         for scope, inputs, _ in points_of(rule, call):
             if not call.rules.get(inputs):
                 continue  # not tried
-            known = call.differentiated[cotangent].get(inputs)
+            known = call.differentiated.get(cotangent, {}).get(inputs)
             if known is None:
                 return {}
             names = call.differentiable
