@@ -257,6 +257,8 @@ def derived(folder: Path, space: str, name: str, target: Target) -> tuple[str, s
     mutants = tried_mutants(code, calls, made)
     assert mutants.tried > 4
     assert (mutants.survivors, mutants.disagrees) == ((), ())
+    beside_ops = f"import {space}_that_cannot_be_run_again\n{code}"  # a file may define ops beside a function
+    assert tried_mutants(beside_ops, calls, made) == mutants
     return str(op), code
 
 

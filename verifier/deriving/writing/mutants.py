@@ -7,8 +7,9 @@ the call bears out and that the function listed.
 from __future__ import annotations
 
 import ast
+import contextlib
 import copy
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -63,7 +64,8 @@ class Mutants:
 def tried_mutants(code: str, calls: Sequence[CallEvidence], made: Derivation) -> Mutants:
     """Return which changes of the functions of the rules of an op in ``code`` its calls tell."""
     module = ast.parse(code)
-    registering = (ast.Expr, ast.Assign)
+    scope = _imported(module)
+    registering = (ast.Expr, ast.Assign, ast.Import, ast.ImportFrom)
     module.body = [
         node for node in module.body
         if not getattr(node, "decorator_list", None) and not isinstance(node, registering)
@@ -76,7 +78,7 @@ def tried_mutants(code: str, calls: Sequence[CallEvidence], made: Derivation) ->
     ]
     names = [function.name for function in functions]
     points = [*_points_of_calls(calls), *_points_of_blocks(calls, made)]
-    listing = _compiled(module, names)
+    listing = _compiled(module, names, scope)
     listed: list[set[Row]] = []
     disagrees: dict[str, None] = {}
     for point in points:
@@ -93,7 +95,7 @@ def tried_mutants(code: str, calls: Sequence[CallEvidence], made: Derivation) ->
     tried = 0
     kept = _conditions_of_tensors(calls)
     for text, changed in (change for function in functions for change in _changes(module, function, kept)):
-        other = _compiled(changed, names)
+        other = _compiled(changed, names, scope)
         if _is_as_good(points, listed, other):
             continue
         tried += 1
@@ -102,9 +104,19 @@ def tried_mutants(code: str, calls: Sequence[CallEvidence], made: Derivation) ->
     return Mutants(tried, tuple(survivors), tuple(disagrees))
 
 
-def _compiled(module: ast.Module, names: Sequence[str]) -> Callable[..., list[Any]]:
-    """Return the function that lists the rules of the functions with these names."""
+def _imported(module: ast.Module) -> dict[str, Any]:
+    """Return what a module imports, but for what raises: a file that defines ops cannot be run a second time."""
     scope: dict[str, Any] = {}
+    for node in module.body:
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            with contextlib.suppress(Exception):
+                exec(compile(ast.Module([node], []), "derived", "exec"), scope)  # what the verifier itself has written
+    return scope
+
+
+def _compiled(module: ast.Module, names: Sequence[str], imported: Mapping[str, Any]) -> Callable[..., list[Any]]:
+    """Return the function that lists the rules of the functions with these names."""
+    scope = dict(imported)
     exec(compile(ast.fix_missing_locations(module), "derived", "exec"), scope)  # what the verifier itself has written
 
     def listing(*args: Any, **kwargs: Any) -> list[Any]:
