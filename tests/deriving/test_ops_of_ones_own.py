@@ -15,6 +15,7 @@ from torch_versions import torch_is
 
 from verifier.core.case import MeshSpec
 from verifier.deriving.derive import DeriveRequest, derivation, derive
+from verifier.deriving.learning.gradients import has_gradients
 from verifier.deriving.learning.isolated import Workshop
 from verifier.deriving.learning.learned import Learned
 from verifier.deriving.writing.mutants import tried_mutants
@@ -142,6 +143,26 @@ library.define("doubled(Tensor x) -> Tensor")
 torch.library.impl(library, "doubled", "CompositeExplicitAutograd")(lambda x: x * 2)
 verifier.samples("{space}::doubled")(lambda: [(torch.randn(4, 6),)])
 """
+WRITTEN = """
+import torch, verifier
+
+library = torch.library.Library("{space}", "DEF")
+library.define("{name}(Tensor(a!) x, float by) -> {returned}")
+
+def scaled(x, by):
+    x.mul_(by)
+    {end}
+
+torch.library.impl(library, "{name}", "CompositeExplicitAutograd")({mode}(scaled))
+verifier.samples("{space}::{name}")(lambda: [(torch.randn(4, 6), 2.0)])
+"""
+
+
+def written(name: str, returned: str, end: str, mode: str) -> str:
+    """Return the example of an op that writes to its argument, for a space that is left open."""
+    return WRITTEN.format(space="{space}", name=name, returned=returned, end=end, mode=mode)
+
+
 BY_KEYWORD = """
 import torch, verifier
 
@@ -236,6 +257,9 @@ EXAMPLES = {
     "pairs": PAIRS,
     "scale_": IN_PLACE,
     "weighted": BY_KEYWORD,
+    "grown_": written("grown_", "Tensor(a!)", "return x", "torch.no_grad()"),
+    "shrunk_": written("shrunk_", "()", "return None", "torch.no_grad()"),
+    "grown_in_sight_": written("grown_in_sight_", "Tensor(a!)", "return x", ""),
 }
 
 
@@ -445,6 +469,17 @@ def test_an_op_without_a_gradient_formula_loses_gradients_under_any_strategy(tmp
     run_imports([str(tmp_path / "unknown_to_autograd.py")])
     with pytest.raises(ValueError, match="has no gradient formula"):
         derive(DeriveRequest("unknown_to_autograd::doubled", imports=[str(tmp_path / "unknown_to_autograd.py")]), "new")
+
+
+@pytest.mark.parametrize(("name", "seen"), [("grown_", False), ("shrunk_", False), ("grown_in_sight_", True)])
+def test_what_an_op_in_place_does_out_of_autograds_sight_has_no_gradient(tmp_path: Path, name: str, seen: bool) -> None:
+    space = f"of_{name}"
+    op, code = derived(tmp_path, space, name, Target.SINGLE_DIM)
+    assert confirmed_inputs(closed(op, code)) >= {("S(0)",), ("S(1)",), ("P(sum)",), ("P(avg)",)}
+    (sample, *_) = installed_sources()["own"].samples(OpTarget(op, "own", op), SampleOptions())
+    case = sample.draw(0, 0)
+    assert case is not None
+    assert has_gradients(case) is seen
 
 
 def test_a_tensor_that_is_given_by_keyword_stays_as_it_is_placed(tmp_path: Path) -> None:

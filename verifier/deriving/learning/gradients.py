@@ -105,12 +105,19 @@ def has_gradients(case: OpCase) -> bool:
     with warnings.catch_warnings(), torch.enable_grad():
         warnings.simplefilter("ignore")  # torch warns of ops without a formula
         try:
-            results = [t for t in call(inputs).tensors if t.requires_grad]
+            made = call(inputs)
+            of_copies = {number for number in made.written if _is_copy(made.tensors[number])}
+            results = [t for n, t in enumerate(made.tensors) if t.requires_grad and n not in of_copies]
             wanted = [t for t in inputs if t.requires_grad]
             found = torch.autograd.grad(results, wanted, [torch.ones_like(t) for t in results], allow_unused=True)
         except _ERRORS:
             return False
     return any(gradient is not None for gradient in found)
+
+
+def _is_copy(tensor: torch.Tensor) -> bool:
+    """Return whether all that autograd knows of a tensor that an op was given to write to is how it was copied."""
+    return tensor.grad_fn is not None and tensor.grad_fn.name() == "CloneBackward0"
 
 
 def ops_without_strategy(cases: Iterable[OpCase], or_decomposed: bool = False) -> tuple[str, ...]:
