@@ -9,9 +9,16 @@ from functools import cache, partial
 import torch
 
 from strategies.opinfo.calls.by_op import Template, spread
-from strategies.opinfo.calls.call import Call, parameters, quiet
+from strategies.opinfo.calls.call import Call, attempt, parameters, quiet
 from strategies.opinfo.calls.capture import Origin
-from strategies.opinfo.calls.running import accepts, has_other_dtypes, has_other_shapes, undeclared_write
+from strategies.opinfo.calls.running import (
+    accepts,
+    copied,
+    has_other_dtypes,
+    has_other_shapes,
+    resizes,
+    undeclared_write,
+)
 from strategies.opinfo.samples.argument_spellings import Variation, spellings, with_value
 from strategies.opinfo.samples.asking.arguments import without_tensors
 from strategies.opinfo.samples.asking.unreached import reaching_samples
@@ -246,10 +253,14 @@ def _detached(leaf: object) -> object:
 
 
 def _refusal(call: Call) -> str:
+    fresh = copied(call)
     try:
-        call.op(*call.args, **call.kwargs)
+        fresh.op(*fresh.args, **fresh.kwargs)
     except Exception as error:  # noqa: BLE001 - the user's kernel may raise anything
         return f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
+    results = attempt(call)
+    if results is not None and resizes(call, results):
+        return "it would resize a tensor that is given for a result"
     return "its results are not those of its fake kernel"
 
 

@@ -3,36 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from derived_here import closed, confirmed, confirmed_inputs, derived_of
 from torch.distributed.tensor import Replicate, Shard
 from torch_versions import torch_is
 
-from verifier.core.case import MeshSpec
 from verifier.deriving.derive import DeriveRequest, derivation, derive
-from verifier.deriving.learning.gradients import has_gradients
 from verifier.deriving.learning.isolated import Workshop
-from verifier.deriving.learning.learned import Learned
-from verifier.deriving.writing.mutants import tried_mutants
-from verifier.deriving.writing.strategy import strategy_text
-from verifier.deriving.writing.subject import CannotWriteError, Provenance, Target
+from verifier.deriving.writing.subject import CannotWriteError, Target
 from verifier.execution.imports import run_imports
 from verifier.planning import own_samples
-from verifier.planning.own_samples import overload_named
-from verifier.rules.check import check_sample
-from verifier.rules.options import CheckOptions
-from verifier.rules.results import Rule, SampleReport
-from verifier.rules.samples import SampleOptions, installed_sources
-from verifier.rules.samples import Target as OpTarget
 
-HERE = Workshop(jobs=0)
-"""Ops that a test defines are not known in a worker."""
-GIVEN = Provenance("2.13.0", "0.1.0", "2 3", "float64", 0, "derive")
 MOST_BLOCKS = """
 import torch, verifier
 
@@ -125,16 +110,6 @@ def halved(x: torch.Tensor) -> torch.Tensor:
 halved.register_fake(lambda x: torch.empty_like(x))
 verifier.samples("{space}::halved")(lambda: [(torch.randn(8, 4),)])
 """
-IN_PLACE = """
-import torch, verifier
-
-@torch.library.custom_op("{space}::scale_", mutates_args=("x",))
-def scale_(x: torch.Tensor, factors: torch.Tensor) -> None:
-    x.mul_(factors[:, None])
-
-scale_.register_fake(lambda x, factors: None)
-verifier.samples("{space}::scale_")(lambda: [(torch.randn(6, 4), torch.randn(6))])
-"""
 UNKNOWN_TO_AUTOGRAD = """
 import torch, verifier
 
@@ -143,26 +118,6 @@ library.define("doubled(Tensor x) -> Tensor")
 torch.library.impl(library, "doubled", "CompositeExplicitAutograd")(lambda x: x * 2)
 verifier.samples("{space}::doubled")(lambda: [(torch.randn(4, 6),)])
 """
-WRITTEN = """
-import torch, verifier
-
-library = torch.library.Library("{space}", "DEF")
-library.define("{name}(Tensor(a!) x, float by) -> {returned}")
-
-def scaled(x, by):
-    x.mul_(by)
-    {end}
-
-torch.library.impl(library, "{name}", "CompositeExplicitAutograd")({mode}(scaled))
-verifier.samples("{space}::{name}")(lambda: [(torch.randn(4, 6), 2.0)])
-"""
-
-
-def written(name: str, returned: str, end: str, mode: str) -> str:
-    """Return the example of an op that writes to its argument, for a space that is left open."""
-    return WRITTEN.format(space="{space}", name=name, returned=returned, end=end, mode=mode)
-
-
 BY_KEYWORD = """
 import torch, verifier
 
@@ -228,25 +183,12 @@ verifier.samples("{space}::turned")(
     lambda: [(torch.randn(4, 6), 0), (torch.randn(6, 4), 1), (torch.randn(3, 4, 5), 1), (torch.randn(3, 5, 4), -1)]
 )
 """
-OUT_ALONE = """
-import torch, verifier
-
-library = torch.library.Library("{space}", "DEF")
-library.define("crossed.out(Tensor x, Tensor y, *, Tensor(a!) out) -> Tensor(a!)")
-torch.library.impl(library, "crossed.out", "CompositeExplicitAutograd")(
-    torch.no_grad()(lambda x, y, *, out: out.copy_(x[:, None] * y))
-)
-verifier.samples("{space}::crossed.out")(
-    lambda: [(torch.randn(6), torch.randn(4), {{"out": torch.empty(6, 4)}})]
-)
-"""
 EXAMPLES = {
     "jittered": RANDOM,
     "each": EACH,
     "rescaled": ONE_SCALE,
     "pieces": PIECES,
     "turned": SELECTING,
-    "crossed": OUT_ALONE,
     "less_largest": BLOCKS,
     "less_largest_of_full": FULL_BLOCKS,
     "centred": OPTIONAL,
@@ -255,11 +197,7 @@ EXAMPLES = {
     "halved": NO_ROWS,
     "scaled": SCALES,
     "pairs": PAIRS,
-    "scale_": IN_PLACE,
     "weighted": BY_KEYWORD,
-    "grown_": written("grown_", "Tensor(a!)", "return x", "torch.no_grad()"),
-    "shrunk_": written("shrunk_", "()", "return None", "torch.no_grad()"),
-    "grown_in_sight_": written("grown_in_sight_", "Tensor(a!)", "return x", ""),
 }
 
 
@@ -270,45 +208,8 @@ def nothing_left(monkeypatch: pytest.MonkeyPatch, rules_taken_back: None) -> Non
 
 
 def derived(folder: Path, space: str, name: str, target: Target) -> tuple[str, str]:
-    """Return the overload that an example defines, and the code derived for it; its calls tell each changed line."""
-    file = folder / f"{space}_{name}.py"
-    file.write_text(EXAMPLES[name].format(space=space))
-    run_imports([str(file)])
-    op = overload_named(f"{space}::{name.removesuffix('_of_full')}{'.out' * (name == 'crossed')}")
-    request = DeriveRequest(str(op), target, max_samples=4)
-    calls, made = derivation(request, HERE)
-    code = strategy_text([Learned(op, calls, made)], target, GIVEN)
-    mutants = tried_mutants(code, calls, made)
-    assert mutants.tried > 4
-    assert (mutants.survivors, mutants.disagrees) == ((), ())
-    beside_ops = f"import {space}_that_cannot_be_run_again\n{code}"  # a file may define ops beside a function
-    assert tried_mutants(beside_ops, calls, made) == mutants
-    return str(op), code
-
-
-def closed(op: str, code: str, *more: str, calls: str = "") -> list[SampleReport]:
-    """Return what level 1 says of the op under the strategy in ``code``, on 2 and 3 ranks, and more meshes.
-
-    Of the first calls, products are tried on 2x2, as ``rules`` does. ``calls`` is an expression for those that are
-    checked; without it all are.
-    """
-    exec(compile(code, "derived.py", "exec"), {})
-    meshes = tuple(MeshSpec.parse(text) for text in ("2", "3", *more))
-    flat = CheckOptions(meshes, claims_only=True, samples_called_again=0)
-    with_products = replace(flat, meshes=(*flat.meshes, MeshSpec.parse("2x2")))
-    samples = installed_sources()["own"].samples(OpTarget(op, "own", op), SampleOptions(max_samples=4))
-    wanted = [sample for sample in samples if re.search(calls, sample.origin)]
-    first = flat.samples_with_products
-    return [check_sample(sample, with_products if n < first else flat) for n, sample in enumerate(wanted)]
-
-
-def confirmed(reports: Sequence[SampleReport]) -> set[Rule]:
-    assert not [wrong for report in reports for wrong in report.wrong]
-    return set().union(*(report.confirmed for report in reports))
-
-
-def confirmed_inputs(reports: Sequence[SampleReport]) -> set[tuple[str, ...]]:
-    return {rule.inputs for rule in confirmed(reports)}
+    """Return the overload that an example of EXAMPLES defines, and the code derived for it."""
+    return derived_of(EXAMPLES[name], folder, space, name.removesuffix("_of_full"), target)
 
 
 @pytest.mark.parametrize("name", ["less_largest", "less_largest_of_full"])
@@ -451,35 +352,12 @@ def test_an_argument_of_any_name_may_select_a_dim(tmp_path: Path) -> None:
     assert {rule.inputs for rule in confirmed(closed(op, code))} >= {("S(0)",), ("S(1)",), ("S(2)",)}
 
 
-def test_what_an_op_of_ones_own_writes_to_is_placed_by_its_rules(tmp_path: Path) -> None:
-    op, code = derived(tmp_path, "out_alone", "crossed", Target.SINGLE_DIM)
-    assert "rules.append([Shard(d), Shard(d), Replicate(), Shard(d)])" in code
-    assert {rule.inputs for rule in confirmed(closed(op, code))} >= {("S(0)", "R", "S(0)"), ("R", "S(0)", "S(1)")}
-
-
-def test_an_op_that_returns_nothing_has_rules_of_its_arguments_alone(tmp_path: Path) -> None:
-    op, code = derived(tmp_path, "in_place", "scale_", Target.SINGLE_DIM)
-    assert "rules.append([Shard(d), Shard(d)])" in code
-    assert {rule.inputs for rule in confirmed(closed(op, code))} >= {("S(0)", "S(0)"), ("S(1)", "R")}
-
-
 @pytest.mark.processes
 def test_an_op_without_a_gradient_formula_loses_gradients_under_any_strategy(tmp_path: Path) -> None:
     (tmp_path / "unknown_to_autograd.py").write_text(UNKNOWN_TO_AUTOGRAD.format(space="unknown_to_autograd"))
     run_imports([str(tmp_path / "unknown_to_autograd.py")])
     with pytest.raises(ValueError, match="has no gradient formula"):
         derive(DeriveRequest("unknown_to_autograd::doubled", imports=[str(tmp_path / "unknown_to_autograd.py")]), "new")
-
-
-@pytest.mark.parametrize(("name", "seen"), [("grown_", False), ("shrunk_", False), ("grown_in_sight_", True)])
-def test_what_an_op_in_place_does_out_of_autograds_sight_has_no_gradient(tmp_path: Path, name: str, seen: bool) -> None:
-    space = f"of_{name}"
-    op, code = derived(tmp_path, space, name, Target.SINGLE_DIM)
-    assert confirmed_inputs(closed(op, code)) >= {("S(0)",), ("S(1)",), ("P(sum)",), ("P(avg)",)}
-    (sample, *_) = installed_sources()["own"].samples(OpTarget(op, "own", op), SampleOptions())
-    case = sample.draw(0, 0)
-    assert case is not None
-    assert has_gradients(case) is seen
 
 
 def test_a_tensor_that_is_given_by_keyword_stays_as_it_is_placed(tmp_path: Path) -> None:

@@ -107,6 +107,25 @@ def rules(x, m):
 """
 
 
+LISTED = """
+import torch
+from torch.distributed.tensor import Partial, Shard
+from torch.distributed.tensor._op_schema import RuntimeSchemaInfo
+from torch.distributed.tensor._ops.single_dim_strategy import register_single_dim_strategy
+
+LIBRARY = torch.library.Library("torchs_own", "FRAGMENT")
+LIBRARY.define("listed(Tensor[] xs, Tensor(a!)[] ms) -> Tensor")
+
+def listed(xs, ms):
+    ms[0].add_(xs[0].sum(1))
+    return xs[1] * 2
+
+LIBRARY.impl("listed", listed, "CompositeExplicitAutograd")
+
+@register_single_dim_strategy(torch.ops.torchs_own.listed.default, schema_info=RuntimeSchemaInfo(needs_pytree=True))
+def rules(op, args, kwargs):
+    return [[OUTPUT, Shard(0), Shard(0), Shard(0)]]
+"""
 NOISE = """
 import torch
 from torch.distributed.tensor import Partial, Shard
@@ -252,7 +271,7 @@ def test_a_tensor_that_is_given_by_keyword_is_redistributed_and_a_wrong_rule_sta
 
 @pytest.fixture(scope="session")
 def tracked() -> torch.library.Library:
-    """Define the op of TRACKED here, once: torch.ops would keep the handle to one that is taken back."""
+    """Define the ops of TRACKED and LISTED here, once: torch.ops would keep the handle to one that is taken back."""
 
     def kernel(x: torch.Tensor, m: torch.Tensor) -> torch.Tensor:
         m.add_(x.sum(1))
@@ -261,6 +280,8 @@ def tracked() -> torch.library.Library:
     library = torch.library.Library("torchs_own", "FRAGMENT")
     library.define("tracked(Tensor x, Tensor(a!) m) -> Tensor")
     library.impl("tracked", kernel, "CompositeExplicitAutograd")
+    library.define("listed(Tensor[] xs, Tensor(a!)[] ms) -> Tensor")
+    library.impl("listed", lambda xs, ms: kernel(xs[1], ms[0]), "CompositeExplicitAutograd")
     return library
 
 
@@ -271,8 +292,12 @@ NEGATIVE = (-torch.ones(4), torch.zeros(4), 0.5, 0.5, True)
 @pytest.mark.usefixtures("tracked", "rules_taken_back")
 @pytest.mark.parametrize(
     ("rules", "op", "args"),
-    [(TRACKED, "torchs_own.tracked.default", ROWS), (NOISE, "aten.rrelu_with_noise.default", NEGATIVE)],
-    ids=["op of the user's", "op of torch's"],
+    [
+        (TRACKED, "torchs_own.tracked.default", ROWS),
+        (LISTED, "torchs_own.listed.default", ([ROWS[0], ROWS[0]], [ROWS[1]])),
+        (NOISE, "aten.rrelu_with_noise.default", NEGATIVE),
+    ],
+    ids=["op of the user's", "op of the user's on a list", "op of torch's"],
 )
 @pytest.mark.parametrize(
     ("output", "placed", "mended"),
@@ -290,7 +315,7 @@ def test_a_write_under_rules_of_the_user_to_a_redistributed_copy_is_torch_s_and_
     file = tmp_path / "writing.py"
     file.write_text(rules.replace("OUTPUT", output))
     case = OpCase(op, f"torch.ops.{op}", args, {}, "own")
-    trial = Trial(case, MeshSpec((2,)), ((Shard(0),), (placed,)))
+    trial = Trial(case, MeshSpec((2,)), (*[(Shard(0),)] * (2 if rules == LISTED else 1), (placed,)))
     with closing(PoolSet(lambda key: Pool(key, [str(file)]))) as pools:
         assert judge(pools.run_alone(trial), make_reference(case)).kind.bad
     finding = make_finding("a000", op=op, verdict="WRONG_VALUE", trial=trial_record(trial))

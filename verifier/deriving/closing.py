@@ -153,7 +153,7 @@ def _refuting(record: TrialRecord) -> CallEvidence:
     with torch.no_grad():
         local = LocalCall(trial.case)
         whole = local(local.tensors)
-    call = described("what rules refutes", trial.case, local.tensors, [tuple(t.shape) for t in whole.tensors], whole)
+    call = described("what rules refutes", trial.case, local, whole)
     return replace(call, rules={} if placed is None else {placed: ()}, rare=True)
 
 

@@ -11,7 +11,7 @@ import torch
 
 from verifier.torch_internals.names import OpOverload
 
-__all__ = ["REFUSALS", "Call", "Parameter", "attempt", "outcome", "parameters", "quiet"]
+__all__ = ["REFUSALS", "Call", "Parameter", "attempt", "outcome", "parameters", "quiet", "tensors_of"]
 
 REFUSALS: tuple[type[Exception], ...] = (
     RuntimeError,
@@ -196,13 +196,13 @@ def outcome(call: Call) -> list[torch.Tensor]:
         Any exception of torch; see :data:`REFUSALS`.
     """
     if not _writes(call.op):
-        return list(_tensors(call.op(*call.args, **call.kwargs)))
+        return list(tensors_of(call.op(*call.args, **call.kwargs)))
     leaves = [leaf.clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in call.leaves]
     fresh = call.with_leaves(leaves)
     returned = fresh.op(*fresh.args, **fresh.kwargs)
     values = fresh.values
     written = [values.get(parameter.name) for parameter in parameters(call.op) if parameter.written]
-    return [*_tensors(returned), *_tensors(written)]
+    return [*tensors_of(returned), *tensors_of(written)]
 
 
 def attempt(call: Call) -> list[torch.Tensor] | None:
@@ -225,12 +225,13 @@ def _on_meta(call: Call) -> Call:
     return call.with_leaves([leaf.to("meta") if isinstance(leaf, torch.Tensor) else leaf for leaf in call.leaves])
 
 
-def _tensors(value: object) -> Iterator[torch.Tensor]:
+def tensors_of(value: object) -> Iterator[torch.Tensor]:
+    """Yield a tensor, or those in lists and tuples."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, list | tuple):
         for item in value:
-            yield from _tensors(item)
+            yield from tensors_of(item)
 
 
 class quiet(warnings.catch_warnings):  # noqa: N801  (a context manager, named as in the standard library)

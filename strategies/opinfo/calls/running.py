@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from strategies.opinfo.calls.call import Call, attempt, outcome, parameters, quiet
+from strategies.opinfo.calls.call import Call, attempt, outcome, parameters, quiet, tensors_of
 from verifier.torch_internals.ops import fake_tensors
 
-__all__ = ["accepts", "copied", "has_other_dtypes", "has_other_shapes", "same_as_fake", "undeclared_write"]
+__all__ = ["accepts", "copied", "has_other_dtypes", "has_other_shapes", "resizes", "same_as_fake", "undeclared_write"]
 
 
 def copied(call: Call) -> Call:
@@ -18,12 +18,28 @@ def copied(call: Call) -> Call:
 def accepts(call: Call, on_fake_tensors: bool = False) -> bool:
     """Return whether the op takes the call, and its fake kernel, if it has one, says the same of the results.
 
+    A call with a tensor for a result that the op has to resize is not taken; torch warns of such calls, too.
+
     With ``on_fake_tensors`` it has to take the call there, too, or DTensor does not come to ask any rule.
     """
     with quiet():
         results = attempt(copied(call))
-    same = None if results is None else same_as_fake(call, results)
-    return results is not None and same is not False and (same is True or not on_fake_tensors)
+    if results is None or resizes(call, results):
+        return False
+    same = same_as_fake(call, results)
+    return same is not False and (same is True or not on_fake_tensors)
+
+
+def resizes(call: Call, results: list[torch.Tensor]) -> bool:
+    """Return whether a tensor that is given as ``out`` and has elements gets another shape.
+
+    ``results`` are those of the call, and then what it has written to.
+    """
+    written = [parameter for parameter in parameters(call.op) if parameter.written]
+    before = [(one.out, tensor) for one in written for tensor in tensors_of(call.values.get(one.name))]
+    after = results[len(results) - len(before) :]
+    pairs = zip(before, after, strict=True)
+    return any(out and one.numel() and one.shape != other.shape for (out, one), other in pairs)
 
 
 def same_as_fake(call: Call, results: list[torch.Tensor]) -> bool | None:

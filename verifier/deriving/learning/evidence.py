@@ -36,6 +36,7 @@ __all__ = [
     "described",
     "evidence_of",
     "gather",
+    "groups_of_results",
     "leaves_open",
     "slot_names",
     "with_gradients_beside",
@@ -87,7 +88,7 @@ class CallEvidence:
     shapes
         The shape of each slot at its first size; of a list that of the first tensor.
     results
-        The number of dims of each result, then of each gradient.
+        The number of dims of each result, then of each gradient. A list that is only written to is one result.
     absent
         The places among what the op returns at which it returns None.
     values
@@ -264,8 +265,9 @@ def with_gradients_beside(
 
 
 def _evidence(ledger: Ledger, place: Exploration) -> CallEvidence:
-    case, tensors = place.case, place.call.tensors
+    case = place.case
     names = slot_names(case)
+    firsts = [group[0] for group in groups_of_results(names, place.call, place.reference)]
     rules: dict[Inputs, Outputs] = {}
     draws, sizes = [], []
     drawn = len({shape for candidate in ledger.candidates.values() for shape in candidate.shapes})
@@ -278,30 +280,27 @@ def _evidence(ledger: Ledger, place: Exploration) -> CallEvidence:
             rules[placed] = ()
         elif _is_borne_out(candidate, ledger.options, drawn):
             rules[placed] = tuple(
-                frozenset(letter for number, letter in enumerate(expected.letters) if mask >> number & 1)
-                for expected, mask in zip(place.expected, masks, strict=True)
+                frozenset(letter for bit, letter in enumerate(place.expected[first].letters) if masks[first] >> bit & 1)
+                for first in firsts
             )
             draws.append(candidate.draws)
             sizes.append(len(candidate.shapes))
-    shapes = [expected.shape for expected in place.expected]
-    call = described(ledger.sample.origin, case, tensors, shapes, place.reference)
+    call = described(ledger.sample.origin, case, place.call, place.reference)
     fewest, smallest = min(draws, default=0), min(sizes, default=0)
     return replace(call, rules=rules, rare=is_rare(ledger.sample), draws=fewest, sizes=smallest)
 
 
-def described(
-    origin: str, case: OpCase, tensors: Sequence[torch.Tensor], results: Sequence[Sequence[int]], whole: Results
-) -> CallEvidence:
-    """Return a call of which nothing is known to hold; ``results`` are the shapes of the results that ``whole`` has."""
+def described(origin: str, case: OpCase, local: LocalCall, whole: Results) -> CallEvidence:
+    """Return a call of which nothing is known to hold; ``whole`` is what it leaves behind on whole tensors."""
     returned = whole.returned if isinstance(whole.returned, tuple) else ()
     names = slot_names(case)
     slots = tuple(dict.fromkeys(names))
-    first = [tensors[names.index(slot)] for slot in slots]
+    first = [local.tensors[names.index(slot)] for slot in slots]
     return CallEvidence(
         origin=origin,
         slots=slots,
         shapes=tuple(tuple(tensor.shape) for tensor in first),
-        results=tuple(map(len, results)),
+        results=tuple(whole.tensors[group[0]].dim() for group in groups_of_results(names, local, whole)),
         values=_values(case),
         rules={},
         case=case,
@@ -309,6 +308,19 @@ def described(
         lengths=tuple(names.count(slot) for slot in slots),
         absent=tuple(place for place, one in enumerate(returned) if one is None),
     )
+
+
+def groups_of_results(names: Sequence[str], local: LocalCall, whole: Results) -> list[tuple[int, ...]]:
+    """Return the numbers of the results that have one placement in a rule.
+
+    That is each result that comes back, and each list that is only written to. ``names`` has the parameter of each
+    tensor.
+    """
+    written: dict[str, tuple[int, ...]] = {}
+    for number, index in zip(local.written, whole.written, strict=True):
+        if index >= whole.returned_tensors:
+            written[names[number]] = (*written.get(names[number], ()), index)
+    return [*((index,) for index in range(whole.returned_tensors)), *written.values()]
 
 
 def _is_borne_out(candidate: Candidate, options: CheckOptions, shapes: int) -> bool:

@@ -72,10 +72,10 @@ def gradient_rules(
         if case is None:
             continue
         call = _Differentiated(case, mesh, options.seed + 31 * draw + size)
-        if call.results and any(len(outputs) != call.results for outputs in chosen.values()):
-            continue  # there may be more parts of a larger tensor
         if not call.differentiable:
             return (), {inputs: tuple(frozenset({one}) for one in outputs) for inputs, outputs in chosen.items()}
+        if call.results and any(len(outputs) != call.results for outputs in chosen.values()):
+            continue  # there may be more parts of a larger tensor
         places = call.differentiable
         letters = [expected.letters for expected in call.expected]
         for inputs, outputs in chosen.items():

@@ -14,7 +14,7 @@ from torch.distributed.tensor import Partial, Shard
 
 from verifier.core.case import MeshSpec, OpCase
 from verifier.deriving.learning.cuts import InBlocks, refuted_in_blocks
-from verifier.deriving.learning.evidence import CallEvidence, Inputs, Place, described, slot_names
+from verifier.deriving.learning.evidence import CallEvidence, Inputs, Place, described, groups_of_results, slot_names
 from verifier.deriving.learning.generalise import DerivedRule, placements_of
 from verifier.placements.alphabet import Alphabet
 from verifier.placements.bounds import leaves_a_rank_empty
@@ -114,11 +114,7 @@ class Here:
         draws = itertools.product(range(self.options.sizes), range(_DRAWS))
         with _quietly():
             return [
-                (
-                    size,
-                    draw,
-                    described(self.sample.origin, case, local.tensors, [tuple(t.shape) for t in whole.tensors], whole),
-                )
+                (size, draw, described(self.sample.origin, case, local, whole))
                 for (size, draw), case, local, whole in self._run_each(0, draws)
             ]
 
@@ -165,7 +161,7 @@ class Here:
 
     def _holds(self, case: OpCase, local: LocalCall, whole: Results, asked: Asked) -> bool:
         careful = bool(self.skip or self.sample.claims_only)
-        return _holds(case, local, whole.tensors, asked, self.options.seed + asked.draw, careful)
+        return _holds(case, local, whole, asked, self.options.seed + asked.draw, careful)
 
 
 @contextlib.contextmanager
@@ -249,9 +245,7 @@ def _is_legal(call: CallEvidence, inputs: Inputs) -> bool:
     )
 
 
-def _holds(
-    case: OpCase, local: LocalCall, whole: Sequence[torch.Tensor], asked: Asked, seed: int, careful: bool
-) -> bool:
+def _holds(case: OpCase, local: LocalCall, whole: Results, asked: Asked, seed: int, careful: bool) -> bool:
     """Return whether the results of the ranks are placed as a rule says, which may be about their gradients, too."""
     mesh, inputs = asked.mesh, asked.inputs
     names = slot_names(case)
@@ -261,14 +255,17 @@ def _holds(
         tensors = [cuts.of(n, (inputs[slots.index(name)],)) for n, name in enumerate(names)]
     except ValueError:  # of a list, another tensor than the first may have a dtype that cannot be so placed
         return True
-    terms = sum(t.numel() for t in local.tensors) + sum(t.numel() for t in whole)
+    terms = sum(t.numel() for t in local.tensors) + sum(t.numel() for t in whole.tensors)
     try:
         for one in zip(*tensors, strict=True) if careful else ():
             local.raise_as_on_meta(one)
         made = [local(one) for one in zip(*tensors, strict=True)]
     except Exception:  # noqa: BLE001 - an op may raise anything on a rank's part; that refutes the rule
         return False
-    for number, (result, placement) in enumerate(zip(whole, asked.outputs, strict=False)):
+    groups = groups_of_results(names, local, whole)
+    placed = [(n, p) for group, p in zip(groups, asked.outputs, strict=False) for n in group]
+    for number, placement in placed:
+        result = whole.tensors[number]
         expected = Expected(result, mesh.world_size, case.exact, terms, largest_part(result.dtype))
         expected.expect_parts(any(p.is_partial() for p in inputs))
         bit = expected.bit(placement)

@@ -19,7 +19,19 @@ __all__ = ["filter_of_products", "imports_of_single_dim", "registered_by_shardin
 
 
 _FOR_LISTS = "A strategy for one mesh dim takes no list of results before torch 2.14."
+_FOR_WRITES = "One for a mesh dim does not see where DTensor would write to a copy of an argument."
 _FOR_FILTERS = "A strategy for one mesh dim has no filter of its products before torch 2.14."
+
+
+_STAYS = """
+    stay = [n for n, written in enumerate({name}_writes(*args, **kwargs)) if written]
+    here = [one.strategies[0].output_spec.placements for one in tensors]
+    found.strategies = [
+        one for one in found.strategies if all(one.input_specs[n].placements == here[n] for n in stay)
+    ]"""
+_REFUSED = """
+    if not found.strategies:
+        raise NotImplementedError(f"{op_schema.op} is not supported where what it writes to is redistributed")"""
 
 
 def registered_for_single_dim(subject: Subject, uneven: bool, plain: bool, filtered: bool) -> list[str]:
@@ -52,7 +64,8 @@ def _lists_of_rules(subject: Subject, plain: bool, filtered: bool) -> list[str]:
 
 def _is_for_all_dims(subject: Subject, filtered: bool) -> bool:
     lists = subject.returns_list and not subject.per_element and not places_lists_of_results()
-    return lists or (filtered and not takes_filters())
+    written = bool(subject.written) and not subject.per_element
+    return lists or written or (filtered and not takes_filters())
 
 
 def _registered_per_element(subject: Subject, uneven: bool) -> list[str]:
@@ -81,9 +94,10 @@ def {subject.name}_strategy(op, args, kwargs):
 def _registered_for_all_dims(subject: Subject, uneven: bool, plain: bool, filtered: bool) -> list[str]:
     """Return the lines that register a strategy for all mesh dims.
 
-    One for a single dim counts a list as one result, and has no filter of its products before torch 2.14.
+    One for a single dim counts a list as one result, and has no filter of its products before torch 2.14. It does not
+    see how an argument is placed to which the op writes.
     """
-    returns = subject.returns_list
+    returns, written = subject.returns_list, subject.written
     counted = f"_number_of_results({subject.path}, *args, **kwargs)"
     results = counted if returns else str(len(subject.op._schema.returns))
     lists = {"anywhere": "rules"} if plain else {}
@@ -97,13 +111,16 @@ def _registered_for_all_dims(subject: Subject, uneven: bool, plain: bool, filter
     as_list = """
     for one in found.strategies:  # the only one of a list comes without a tuple
         one.output_specs = tuple(tree_leaves(one.output_specs))[:results]"""
-    return f'''
+    writes = any(argument.alias_info is not None for argument in subject.schema)
+    guard = (_STAYS.format(name=subject.name) if written else "") + (_REFUSED if writes else "")
+    why = _FOR_WRITES if written else _FOR_LISTS if returns else _FOR_FILTERS
+    return f'''{_marks_of_written(subject) if written else ""}
 {_asked_before(subject)}
 @register_op_strategy({subject.path}, schema_info={_schema_info(subject)})
 def {subject.name}_strategy(op_schema):
     """Return the products of the rules{" that are kept" if filtered else ""}.
 
-    {_FOR_LISTS if returns else _FOR_FILTERS}
+    {why}
     """
     args, kwargs = op_schema.args_meta, op_schema.kwargs_meta
     results = {results}
@@ -120,8 +137,24 @@ def {subject.name}_strategy(op_schema):
         )
         inputs = [one.input_specs for one in found.strategies]
         if any([*zip(*(spec.placements for spec in specs), strict=True)] == given for specs in inputs):
-            break{as_list if returns else ""}
+            break{guard}{as_list if returns else ""}
     return found'''.split("\n")
+
+
+def _marks_of_written(subject: Subject) -> str:
+    """Return the function that tells which tensors of a call the op writes to."""
+    written = {name: name in subject.written for name in subject.tensors}
+    marks = ", ".join(
+        f"*[{mark}] * len({name})" if name in subject.lists
+        else f"*[{mark}] * ({there})" if (there := subject.is_there(name)) else str(mark)
+        for name, mark in written.items()
+    )  # fmt: skip
+    return f'''
+
+def {subject.name}_writes({subject.parameters()}):
+    """Return for each tensor whether the op writes to it, and DTensor may redistribute it all the same."""
+    return [{marks}]
+'''
 
 
 def _asked_before(subject: Subject) -> str:

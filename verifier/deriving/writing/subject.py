@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 from verifier.deriving.learning.alike import as_one_result
 from verifier.deriving.learning.evidence import CallEvidence
@@ -90,6 +91,16 @@ class Subject:
             )
         if self.target is Target.LOCAL_MAP and any(argument.alias_info is not None for argument in self.schema):
             raise CannotWriteError(f"{self.op}: it returns or writes to its arguments, which local_map cannot do")
+        if self.target is not Target.LOCAL_MAP and self._is_named_in_place and not self._returns_first:
+            raise CannotWriteError(
+                f"{self.op}: of an op whose name ends with an underscore DTensor returns the first argument, or "
+                "nothing, whatever the op returns; under another name it can have a strategy"
+            )
+        if self.target is Target.REGISTER_SHARDING and self.written:
+            raise CannotWriteError(
+                f"{self.op}: by register_sharding, DTensor writes to a copy of {self.written[0]} where it "
+                "redistributes it, and the caller does not see that; use --target single-dim"
+            )
         given = {slot for call in self.calls for slot in call.slots}
         keyword = [
             a.name for a in self.schema
@@ -117,6 +128,27 @@ class Subject:
         """Whether DTensor asks the strategy of one tensor of each list at a time, and one rule can say it of all."""
         listed = self.target is Target.SINGLE_DIM and bool(self.lists) and asked_per_element(self.op)
         return listed and (self.alike or not self.returns_list)
+
+    @property
+    def written(self) -> list[str]:
+        """The parameters that the op writes to and of which DTensor would hand on a copy where it redistributes them.
+
+        It leaves the first argument as it is if the name of the op ends with an underscore, and those of ``out=``.
+        """
+        looked_at = [a.name for a in self.schema[:1] if self._is_named_in_place and a.name not in self.lists]
+        return [a.name for a in self.schema if _is_written(a) and not a.is_out and a.name not in looked_at]
+
+    @property
+    def _is_named_in_place(self) -> bool:
+        return self.op._opname.endswith("_")
+
+    @property
+    def _returns_first(self) -> bool:
+        """Whether the op returns its first argument alone, or nothing."""
+        returns, first = [one.alias_info for one in self.op._schema.returns], self.schema[0].alias_info
+        if len(returns) != 1 or first is None:
+            return not returns
+        return returns[0] is not None and returns[0].before_set == first.before_set
 
     @property
     def returns_list(self) -> bool:
@@ -184,6 +216,10 @@ class Subject:
     def given(self) -> str:
         """Return the arguments that hand these parameters on."""
         return ", ".join(given_as(a.name, a.name, a.kwarg_only) for a in self.schema)
+
+
+def _is_written(argument: Any) -> bool:
+    return argument.alias_info is not None and argument.alias_info.is_write
 
 
 def _base(op: OpOverload) -> str:

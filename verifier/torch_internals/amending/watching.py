@@ -128,6 +128,14 @@ def _dtensors(tree: object) -> list[DTensor]:
     return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, DTensor)]
 
 
+def _by_argument(schema: Sequence[Any], given: OpInfo) -> Sequence[Any]:
+    """Return what DTensor knows of each argument of a call, of which it may have taken the lists apart."""
+    if given.args_tree_spec is None:
+        return schema
+    whole: Sequence[Any] = pytree.tree_unflatten(pytree.tree_leaves(schema), given.args_tree_spec)
+    return whole
+
+
 def _whole(tensor: DTensor) -> DTensor:
     with torch.no_grad():
         return tensor.redistribute(placements=[Replicate()] * tensor.device_mesh.ndim)
@@ -173,12 +181,11 @@ def users_copies_unwritten() -> Iterator[None]:
     def unless_written(given: OpInfo, wanted: OpSchema, of_wanted: bool) -> None:
         of_user = wanted.op.namespace not in ("aten", "prims") or is_registered_by_user(wanted.op)
         arguments = wanted.op._schema.arguments if of_user else ()
-        at = 0
-        for argument, leaves in zip(arguments, map(pytree.tree_leaves, wanted.args_schema), strict=False):
+        both = (_by_argument(leaves, given) for leaves in (given.flat_args_schema, wanted.args_schema))
+        for argument, before, after in zip(arguments, *both, strict=False):
             written = argument.alias_info is not None and argument.alias_info.is_write
-            if written and list(given.flat_args_schema[at : at + len(leaves)]) != leaves:
+            if written and pytree.tree_leaves(before) != pytree.tree_leaves(after):
                 raise NotImplementedError(f"{wanted.op} is not supported where what it writes to is redistributed")
-            at += len(leaves)
         redistribute(given, wanted, of_wanted)
 
     with mock.patch.object(OpDispatcher, "redistribute_local_args", staticmethod(unless_written)):
