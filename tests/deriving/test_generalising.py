@@ -163,6 +163,8 @@ def test_what_is_multiplied_by_zero_needs_no_explanation() -> None:
     assert [call.rare for call in calls] == [True, False, False]
     assert [call.rare for call in without_zero_factors(calls[:1])] == [True]
     assert not any(call.rare for call in without_zero_factors(evidence(by[0])))
+    padded = [way(aten.constant_pad_nd.default, lambda tensor, a, b, c, v=v: (tensor(a, b), [1, 1], v)) for v in (0, 2)]
+    assert not any(call.rare for call in without_zero_factors(evidence(*padded)))  # it is no factor
 
 
 def test_calls_that_have_no_dim_to_shard_are_not_asked_for_shards() -> None:

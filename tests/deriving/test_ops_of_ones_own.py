@@ -126,6 +126,31 @@ library.define("weighted(Tensor x, *, Tensor weight) -> Tensor")
 torch.library.impl(library, "weighted", "CompositeExplicitAutograd")(torch.no_grad()(lambda x, *, weight: x * weight))
 verifier.samples("{space}::weighted")(lambda: [(torch.randn(4, 6), {{"weight": torch.randn(6)}})])
 """
+COUNTED = """
+import torch, verifier
+
+library = torch.library.Library("{space}", "DEF")
+library.define("largest(Tensor x, int count, int dim=-1) -> (Tensor, int, Tensor)")
+
+@torch.library.impl(library, "largest", "CompositeExplicitAutograd")
+@torch.no_grad()
+def largest(x, count, dim=-1):
+    values, indices = x.topk(count, dim)
+    return values, count, indices
+
+verifier.samples("{space}::largest")(
+    lambda: [(torch.randn(4, 6), 2), (torch.randn(4, 6), 2, 0), (torch.randn(4, 6, 5), 3, 1)]
+)
+"""
+NO_SIZES = """
+import torch, verifier
+
+@torch.library.custom_op("{space}::halves", mutates_args=())
+def halves(x: torch.Tensor) -> torch.Tensor:
+    return x / 2
+
+verifier.samples("{space}::halves")(lambda: [(torch.randn(4, 6),)])
+"""
 RANDOM = """
 import torch, verifier
 
@@ -184,6 +209,7 @@ verifier.samples("{space}::turned")(
 )
 """
 EXAMPLES = {
+    "largest": COUNTED,
     "jittered": RANDOM,
     "each": EACH,
     "rescaled": ONE_SCALE,
@@ -350,6 +376,21 @@ def test_an_argument_of_any_name_may_select_a_dim(tmp_path: Path) -> None:
     op, code = derived(tmp_path, "selecting", "turned", Target.SINGLE_DIM)
     assert "if d not in which_dims:" in code
     assert {rule.inputs for rule in confirmed(closed(op, code))} >= {("S(0)",), ("S(1)",), ("S(2)",)}
+
+
+def test_an_op_may_also_return_numbers(tmp_path: Path) -> None:
+    op, code = derived(tmp_path, "counted", "largest", Target.SINGLE_DIM)
+    assert "rules.append([Shard(d), None, Shard(d), Shard(d)])" in code
+    assert confirmed_inputs(closed(op, code)) >= {("S(0)",), ("S(1)",), ("S(2)",)}
+
+
+@pytest.mark.processes
+def test_an_op_without_a_fake_kernel_can_have_no_strategy(tmp_path: Path) -> None:
+    file = tmp_path / "no_sizes.py"
+    file.write_text(NO_SIZES.format(space="no_sizes"))
+    run_imports([str(file)])
+    with pytest.raises(ValueError, match=r"does not run on tensors without values.*register_fake"):
+        derive(DeriveRequest("no_sizes::halves", imports=[str(file)]), "new")
 
 
 @pytest.mark.processes

@@ -67,6 +67,20 @@ def lists(n):
 
 verifier.samples("{space}::stepped_")(lambda: [lists(2)])
 """
+IN_BLOCKS = """
+import torch, verifier
+
+library = torch.library.Library("{space}", "DEF")
+library.define("levelled_(Tensor(a!)[] xs) -> ()")
+
+@torch.library.impl(library, "levelled_", "CompositeExplicitAutograd")
+@torch.no_grad()
+def levelled_(xs):
+    for x in xs:
+        x.unflatten(-1, (-1, 4)).sub_(x.unflatten(-1, (-1, 4)).amax(-1, keepdim=True))
+
+verifier.samples("{space}::levelled_")(lambda: [([torch.randn(3, 16), torch.randn(3, 16)],)])
+"""
 INTO = """
 import torch, verifier
 
@@ -152,6 +166,14 @@ def test_lists_in_place_have_one_placement_each_and_are_not_redistributed(tmp_pa
         (cut, cut, cut, whole, cut, cut): VerdictKind.UNSUPPORTED,
     }
     assert verdicts(tmp_path, "each_in_place_stepped_", code, op, args, placed) == placed
+
+
+def test_lists_in_place_may_have_rules_in_blocks(tmp_path: Path) -> None:
+    op, code = derived_of(IN_BLOCKS, tmp_path, "in_blocks", "levelled_", Target.SINGLE_DIM)
+    assert "([*[Shard(d)] * len(xs)], 0, d, 4)" in code
+    assert confirmed_inputs(closed(op, code)) >= {("S(0)", "S(0)"), ("S(1)", "S(1)")}
+    at_any_cut = code.replace(", 0, d, 4)", ", 0, d, 1)")
+    assert {one.rule.inputs for report in closed(op, at_any_cut) for one in report.wrong} >= {("S(1)", "S(1)")}
 
 
 @pytest.mark.ranks

@@ -16,7 +16,7 @@ import msgspec
 import torch
 
 from verifier.deriving.learning.evidence import CallEvidence, by_slot, described, slot_names
-from verifier.deriving.learning.generalise import Derivation
+from verifier.deriving.learning.generalise import Derivation, placements_of
 from verifier.deriving.learning.learned import Learned
 from verifier.deriving.writing.mutants import Mutants
 from verifier.records.schema import TrialRecord
@@ -178,10 +178,10 @@ def _refuted(wrong: Mapping[str, Any]) -> str:
 
 
 def _derived(calls: Sequence[CallEvidence], made: Derivation) -> set[tuple[str, tuple[str, ...]]]:
-    left = {(id(call), inputs) for call, inputs in made.unexplained}
+    """Return what the rules list of what holds for each call, by the origin of the call."""
     return {
         (call.origin, tuple(map(str, inputs)))
-        for call in calls for inputs in call.holding if (id(call), inputs) not in left
+        for call in calls for rule in made.rules for inputs, _ in placements_of(rule, call) if inputs in call.holding
     }  # fmt: skip
 
 

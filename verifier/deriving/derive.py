@@ -39,9 +39,10 @@ from verifier.execution.imports import run_imports_with_warnings
 from verifier.gate.baseline import Baseline
 from verifier.planning.own_samples import callable_of, is_sampled, overload_named
 from verifier.rules.campaign.request import RulesRequest, make_rules_plan
+from verifier.rules.execute import LocalCall
 from verifier.rules.options import CheckOptions
 from verifier.torch_internals.names import OpOverload
-from verifier.torch_internals.ops import has_gradient_formula
+from verifier.torch_internals.ops import fake_tensors, has_gradient_formula
 from verifier.torch_internals.registries import has_own_handler
 
 __all__ = ["DeriveRequest", "Derived", "derivation", "derive", "module_name"]
@@ -229,9 +230,14 @@ def _learned(request: DeriveRequest, op: OpOverload) -> Learned:
     Raises
     ------
     ValueError
-        If DTensor loses the gradient of the op under any strategy, and as :func:`derivation` does.
+        If DTensor cannot run the op, or loses its gradient, under any strategy, and as :func:`derivation` does.
     """
     calls, made = derivation(request)
+    if request.target is not Target.LOCAL_MAP and is_sampled(str(op)) and (raised := _raised_without_values(calls)):
+        raise ValueError(
+            f"{op} does not run on tensors without values, on which DTensor runs it before it asks for rules "
+            f"({raised}); give it a fake kernel (torch.library.register_fake)"
+        )
     writes_out = any(argument.is_out for argument in op._schema.arguments)  # autograd takes no such call
     lacks_formula = is_sampled(str(op)) and not writes_out and not has_gradient_formula(op)
     if request.target is not Target.LOCAL_MAP and lacks_formula and has_gradients(calls[0].case):
@@ -241,6 +247,22 @@ def _learned(request: DeriveRequest, op: OpOverload) -> Learned:
             "kernel run under torch.no_grad()"
         )
     return Learned(op, calls, made)
+
+
+def _raised_without_values(calls: Sequence[CallEvidence]) -> str:
+    """Return what an op raises for calls on fake tensors; empty if it takes one of them."""
+    raised = ""
+    for call in calls:
+        if not call.rare:
+            local = LocalCall(call.case)
+            try:
+                with fake_tensors() as fake, torch.no_grad():
+                    local([fake(tensor) for tensor in local.tensors])
+            except Exception as error:  # noqa: BLE001 - the user's kernel may raise anything
+                raised = raised or f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
+            else:
+                return ""
+    return raised
 
 
 def _of_gradients(request: DeriveRequest, first: Learned, not_derived: dict[str, str]) -> Iterator[Learned]:

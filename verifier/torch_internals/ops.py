@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -125,7 +126,14 @@ def has_gradient_formula(op: OpOverload) -> bool:
 
 @contextmanager
 def fake_tensors() -> Iterator[Callable[[torch.Tensor], torch.Tensor]]:
-    """Yield a function that returns a tensor without values for a tensor; ops in the block run their fake kernels."""
-    mode = FakeTensorMode()
-    with mode:
-        yield mode.from_tensor
+    """Yield a function that returns a tensor without values for a tensor; ops in the block run their fake kernels.
+
+    What one of them raises goes to the caller alone: torch logs it with its traceback, too.
+    """
+    mode, log = FakeTensorMode(), logging.getLogger(FakeTensorMode.__module__)
+    before, log.disabled = log.disabled, True
+    try:
+        with mode:
+            yield mode.from_tensor
+    finally:
+        log.disabled = before

@@ -9,6 +9,7 @@ from collections.abc import Container, Sequence
 from dataclasses import dataclass, replace
 
 import torch
+from torch.distributed.tensor import Replicate
 
 from verifier.core.case import OpCase
 from verifier.core.ops import resolve
@@ -183,7 +184,24 @@ def without_zero_factors(calls: Sequence[CallEvidence]) -> list[CallEvidence]:
     What is multiplied by 0 does not matter, so that it may have any placement, and no rule is worth having for that.
     """
     names = [name for name in _FACTORS if any(not call.rare and call.values.get(name, 0) != 0 for call in calls)]
-    return [replace(call, rare=call.rare or any(call.values.get(name) == 0 for name in names)) for call in calls]
+    return [
+        replace(call, rare=call.rare or (any(call.values.get(name) == 0 for name in names) and _ignores_a_tensor(call)))
+        for call in calls
+    ]
+
+
+def _ignores_a_tensor(call: CallEvidence) -> bool:
+    """Return whether the results are whole wherever all tensors are but one, of which ranks have any parts."""
+    whole, results = Replicate(), len(call.results) - len(call.gradients)
+    for slot in range(len(call.slots)):
+        of_parts = [
+            outputs[:results]
+            for inputs, outputs in call.rules.items()
+            if inputs[slot].is_partial() and all(p == whole for n, p in enumerate(inputs) if n != slot)
+        ]
+        if of_parts and all(outputs and all(whole in some for some in outputs) for outputs in of_parts):
+            return True
+    return False
 
 
 def other_flags(calls: Sequence[CallEvidence], origins: Container[str]) -> list[Change]:

@@ -14,7 +14,16 @@ from dataclasses import dataclass
 import torch
 from torch.distributed.tensor import Shard
 
-from verifier.deriving.learning.evidence import Blocks, CallEvidence, Inputs, Outputs, Place, slot_names
+from verifier.deriving.learning.evidence import (
+    Blocks,
+    CallEvidence,
+    Inputs,
+    Outputs,
+    Place,
+    groups_of_results,
+    kept_where_written,
+    slot_names,
+)
 from verifier.placements.partials import largest_part
 from verifier.rules.classify import Expected
 from verifier.rules.execute import Cuts, LocalCall
@@ -217,15 +226,19 @@ class _Trial:
         terms = sum(t.numel() for t in tensors) + sum(t.numel() for t in whole.tensors)
         expected = [Expected(t, place.ranks, False, terms, largest_part(t.dtype)) for t in whole.tensors]
         cuts = Cuts(tensors, (place.ranks,), self._seed + draw)
-        cut = [cuts.of(n, (self._inputs[slots.index(name)],)) for n, name in enumerate(names)]
-        letters: list[tuple[object, ...]] = [one.letters for one in expected]
+        placed = [self._inputs[slots.index(name)] for name in names]
+        cut = [cuts.of(n, (p,)) for n, p in enumerate(placed)]
+        firsts = [group[0] for group in groups_of_results(names, base, whole)]
+        letters: list[tuple[object, ...]] = [expected[n].letters for n in firsts]
         try:
             made = [base(one) for one in zip(*cut, strict=True)]
         except Exception:  # noqa: BLE001 - an op may raise anything on a rank's part; that refutes the rule
-            return letters, [0] * len(expected)
+            return letters, [0] * len(firsts)
         if any(len(one.tensors) != len(expected) for one in made):
-            return letters, [0] * len(expected)
-        return letters, [one.represented([rank.tensors[n] for rank in made]) for n, one in enumerate(expected)]
+            return letters, [0] * len(firsts)
+        masks = [one.represented([rank.tensors[n] for rank in made]) for n, one in enumerate(expected)]
+        kept = kept_where_written(base, whole, expected, placed, masks)
+        return letters, [kept[n] if kept else 0 for n in firsts]
 
 
 def _other_values(values: torch.Tensor, shape: Sequence[int], generator: torch.Generator) -> torch.Tensor:

@@ -18,6 +18,7 @@ from verifier.core.case import OpCase
 from verifier.core.ops import argument_names, resolve
 from verifier.deriving.learning.gradients import gradient_rules
 from verifier.placements.alphabet import Alphabet
+from verifier.rules.classify import Expected
 from verifier.rules.execute import LocalCall, Results
 from verifier.rules.explore import Exploration
 from verifier.rules.ledger import Candidate, Ledger
@@ -37,6 +38,7 @@ __all__ = [
     "evidence_of",
     "gather",
     "groups_of_results",
+    "kept_where_written",
     "leaves_open",
     "slot_names",
     "with_gradients_beside",
@@ -90,7 +92,7 @@ class CallEvidence:
     results
         The number of dims of each result, then of each gradient. A list that is only written to is one result.
     absent
-        The places among what the op returns at which it returns None.
+        The places among what the op returns at which it returns None, or a number.
     values
         The other arguments, by name.
     rules
@@ -275,7 +277,8 @@ def _evidence(ledger: Ledger, place: Exploration) -> CallEvidence:
         placed = by_slot(names, [p for (p,) in combination])
         if placed is None:
             continue
-        masks = _masks(place, combination, _as_many(candidate.masks, len(place.expected)))
+        masks = _as_many(candidate.masks, len(place.expected))
+        masks = kept_where_written(place.call, place.reference, place.expected, [p for (p,) in combination], masks)
         if not masks:
             rules[placed] = ()
         elif _is_borne_out(candidate, ledger.options, drawn):
@@ -306,7 +309,7 @@ def described(origin: str, case: OpCase, local: LocalCall, whole: Results) -> Ca
         case=case,
         dtypes=tuple(tensor.dtype for tensor in first),
         lengths=tuple(names.count(slot) for slot in slots),
-        absent=tuple(place for place, one in enumerate(returned) if one is None),
+        absent=tuple(place for place, one in enumerate(returned) if not isinstance(one, torch.Tensor | list | tuple)),
     )
 
 
@@ -358,12 +361,17 @@ def by_slot(names: Sequence[str], placements: Sequence[Placement]) -> Inputs | N
     return tuple(placed.values())
 
 
-def _masks(place: Exploration, combination: Sequence[Sequence[Placement]], masks: Sequence[int]) -> list[int]:
-    """Return which placements of each result hold; what is written to keeps the placement of the argument."""
+def kept_where_written(
+    local: LocalCall, whole: Results, expected: Sequence[Expected], placed: Sequence[Placement], masks: Sequence[int]
+) -> list[int]:
+    """Return which placements of each result hold, as bits; empty if some result has none.
+
+    What is written to keeps the placement of the argument. ``placed`` are the placements of the tensors.
+    """
     kept = list(masks)
     if kept:
-        for number, index in zip(place.call.written, place.reference.written, strict=True):
-            kept[index] &= place.expected[index].bit(combination[number][0])
+        for number, index in zip(local.written, whole.written, strict=True):
+            kept[index] &= expected[index].bit(placed[number])
     return kept if kept and all(kept) else []
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 
 from verifier.deriving.writing.body import CUT_AT_MULTIPLES
 from verifier.deriving.writing.subject import Subject
@@ -16,11 +17,6 @@ from verifier.torch_internals.registries import (
 )
 
 __all__ = ["filter_of_products", "imports_of_single_dim", "registered_by_sharding", "registered_for_single_dim"]
-
-
-_FOR_LISTS = "A strategy for one mesh dim takes no list of results before torch 2.14."
-_FOR_WRITES = "One for a mesh dim does not see where DTensor would write to a copy of an argument."
-_FOR_FILTERS = "A strategy for one mesh dim has no filter of its products before torch 2.14."
 
 
 _STAYS = """
@@ -42,7 +38,7 @@ def registered_for_single_dim(subject: Subject, uneven: bool, plain: bool, filte
 
     Where the torch that runs has no such filter, or takes no list of results there, it is one for all mesh dims.
     """
-    if _is_for_all_dims(subject, filtered):
+    if _why_for_all_dims(subject, filtered):
         return _registered_for_all_dims(subject, uneven, plain, filtered)
     if subject.per_element:
         return _registered_per_element(subject, uneven)
@@ -62,10 +58,19 @@ def _lists_of_rules(subject: Subject, plain: bool, filtered: bool) -> list[str]:
     return [*([anywhere] if plain else []), *([in_blocks] if filtered else [])]
 
 
-def _is_for_all_dims(subject: Subject, filtered: bool) -> bool:
-    lists = subject.returns_list and not subject.per_element and not places_lists_of_results()
-    written = bool(subject.written) and not subject.per_element
-    return lists or written or (filtered and not takes_filters())
+def _why_for_all_dims(subject: Subject, filtered: bool) -> str:
+    """Return why a strategy for one mesh dim would not do; empty if it would."""
+    if subject.written and not subject.per_element:
+        return "One for a mesh dim does not see where DTensor would write to a copy of an argument."
+    if subject.returns_list and not subject.per_element and not places_lists_of_results():
+        return "A strategy for one mesh dim takes no list of results before torch 2.14."
+    if subject.returns_numbers:
+        return "A strategy for one mesh dim places tensors alone, and the op also returns what is none."
+    if filtered and not takes_filters():
+        return "A strategy for one mesh dim has no filter of its products before torch 2.14."
+    if filtered and not subject.op._schema.returns:
+        return "A strategy for one mesh dim has no filter of its products for an op that returns nothing."
+    return ""
 
 
 def _registered_per_element(subject: Subject, uneven: bool) -> list[str]:
@@ -92,11 +97,7 @@ def {subject.name}_strategy(op, args, kwargs):
 
 
 def _registered_for_all_dims(subject: Subject, uneven: bool, plain: bool, filtered: bool) -> list[str]:
-    """Return the lines that register a strategy for all mesh dims.
-
-    One for a single dim counts a list as one result, and has no filter of its products before torch 2.14. It does not
-    see how an argument is placed to which the op writes.
-    """
+    """Return the lines that register a strategy for all mesh dims."""
     returns, written = subject.returns_list, subject.written
     counted = f"_number_of_results({subject.path}, *args, **kwargs)"
     results = counted if returns else str(len(subject.op._schema.returns))
@@ -104,7 +105,7 @@ def _registered_for_all_dims(subject: Subject, uneven: bool, plain: bool, filter
     lists |= {"in_blocks": "in_blocks"} if filtered else {}
     listing = [f"    {name} = {subject.name}_{of}(*args, **kwargs)\n" for name, of in lists.items()]
     every = ["*anywhere"] * plain + ["*(row for row, *_ in in_blocks)"] * filtered
-    kept = f"\n            is_valid_strategy_cb=functools.partial({subject.name}_keeps, {', '.join(lists)})," * filtered
+    asking, keeping = _kept(subject, lists) if filtered else ("", "")
     replicated = "[Replicate()] * count"
     if any(call.absent for call in subject.calls):
         replicated = f"[one and Replicate() for one in rules[0]] if rules else {replicated}  # a result may be None"
@@ -113,14 +114,13 @@ def _registered_for_all_dims(subject: Subject, uneven: bool, plain: bool, filter
         one.output_specs = tuple(tree_leaves(one.output_specs))[:results]"""
     writes = any(argument.alias_info is not None for argument in subject.schema)
     guard = (_STAYS.format(name=subject.name) if written else "") + (_REFUSED if writes else "")
-    why = _FOR_WRITES if written else _FOR_LISTS if returns else _FOR_FILTERS
     return f'''{_marks_of_written(subject) if written else ""}
 {_asked_before(subject)}
 @register_op_strategy({subject.path}, schema_info={_schema_info(subject)})
 def {subject.name}_strategy(op_schema):
     """Return the products of the rules{" that are kept" if filtered else ""}.
 
-    {why}
+    {_why_for_all_dims(subject, filtered)}
     """
     args, kwargs = op_schema.args_meta, op_schema.kwargs_meta
     results = {results}
@@ -133,12 +133,27 @@ def {subject.name}_strategy(op_schema):
     for some in (as_given, rules) if as_given else (rules,):  # of many products, those that fit are tried first
         found = expand_to_full_mesh_op_strategy(
             op_schema.get_mesh_from_args(), op_schema, [replicated, *some], input_index=results,
-            inplace_op=op_schema.is_inplace_op(), allow_uneven_sharding={uneven},{kept}
-        )
+            inplace_op=op_schema.is_inplace_op(), allow_uneven_sharding={uneven},{asking}
+        ){keeping}
         inputs = [one.input_specs for one in found.strategies]
         if any([*zip(*(spec.placements for spec in specs), strict=True)] == given for specs in inputs):
             break{guard}{as_list if returns else ""}
     return found'''.split("\n")
+
+
+def _kept(subject: Subject, lists: Iterable[str]) -> tuple[str, str]:
+    """Return the argument that has torch keep products, and the lines that do so where torch does not ask.
+
+    It asks nothing about an op that returns nothing.
+    """
+    keeps, known = f"{subject.name}_keeps", ", ".join(lists)
+    if subject.op._schema.returns:
+        return f"\n            is_valid_strategy_cb=functools.partial({keeps}, {known}),", ""
+    return (
+        "",
+        f"""
+        found.strategies = [one for one in found.strategies if {keeps}({known}, one.input_specs, None)]""",
+    )
 
 
 def _marks_of_written(subject: Subject) -> str:
@@ -183,7 +198,7 @@ def registered_by_sharding(subject: Subject) -> list[str]:
 
 def imports_of_single_dim(subject: Subject, filtered: bool) -> list[str]:
     """Return the lines that import what a strategy for one mesh dim is made of."""
-    whole = _is_for_all_dims(subject, filtered)
+    whole = bool(_why_for_all_dims(subject, filtered))
     lines = (IMPORTS_OF_OP_STRATEGY if whole else IMPORTS_OF_SINGLE_DIM).splitlines()
     if filtered and not whole:
         lines = [line.replace("import RuntimeSchemaInfo", "import OpStrategy, RuntimeSchemaInfo") for line in lines]
@@ -197,11 +212,13 @@ def filter_of_products(subject: Subject, plain: bool) -> list[str]:
     """
     given = "anywhere, in_blocks" if plain else "in_blocks"
     allowed = "placed in anywhere or " if plain else ""
+    returned = "*(outputs if isinstance(outputs, tuple) else [outputs]), " * bool(subject.op._schema.returns)
+    specs = f"[{returned}*inputs]"
     lines = f'''
 
 def {subject.name}_keeps({given}, inputs, outputs):
     """Return whether shards begin at multiples of the blocks of the rules that ask for that."""
-    specs = [*(outputs if isinstance(outputs, tuple) else [outputs]), *inputs]
+    specs = {specs}
     for n in range(inputs[0].mesh.ndim):
         placed = [None if spec is None else spec.placements[n] for spec in specs]
         if {allowed}all(placement is None or placement.is_replicate() for placement in placed):

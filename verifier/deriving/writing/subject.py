@@ -156,6 +156,11 @@ class Subject:
         return any("List" in str(result.type) for result in self.op._schema.returns)
 
     @property
+    def returns_numbers(self) -> bool:
+        """Whether the op returns something beside tensors."""
+        return any("Tensor" not in str(result.type) for result in self.op._schema.returns)
+
+    @property
     def alike(self) -> bool:
         """Whether all tensors of the list that the op returns are placed alike."""
         return as_one_result(self.calls)
