@@ -149,11 +149,8 @@ def _kept(subject: Subject, lists: Iterable[str]) -> tuple[str, str]:
     keeps, known = f"{subject.name}_keeps", ", ".join(lists)
     if subject.op._schema.returns:
         return f"\n            is_valid_strategy_cb=functools.partial({keeps}, {known}),", ""
-    return (
-        "",
-        f"""
-        found.strategies = [one for one in found.strategies if {keeps}({known}, one.input_specs, None)]""",
-    )
+    kept = f"one for one in found.strategies if {keeps}({known}, one.input_specs, None)"
+    return "", f"\n        found.strategies = [\n            {kept}\n        ]"
 
 
 def _marks_of_written(subject: Subject) -> str:
@@ -208,7 +205,8 @@ def imports_of_single_dim(subject: Subject, filtered: bool) -> list[str]:
 def filter_of_products(subject: Subject, plain: bool) -> list[str]:
     """Return the lines of the function that keeps products of which the shards begin at multiples of a block.
 
-    ``plain`` tells whether there are other rules, too. From torch 2.14 on, a filter that DTensor calls is added.
+    ``plain`` tells whether there are other rules, too. For a strategy for one mesh dim, which torch takes with a filter
+    from 2.14 on, one is added.
     """
     given = "anywhere, in_blocks" if plain else "in_blocks"
     allowed = "placed in anywhere or " if plain else ""
@@ -227,7 +225,7 @@ def {subject.name}_keeps({given}, inputs, outputs):
         if cuts and not any({CUT_AT_MULTIPLES}(*cut) for cut in cuts):
             return False
     return True'''.split("\n")
-    if not takes_filters():
+    if _why_for_all_dims(subject, filtered=True):
         return lines
     lists = [f"{subject.name}_rules(*args, **kwargs)"] * plain + [f"{subject.name}_in_blocks(*args, **kwargs)"]
     return (
