@@ -146,6 +146,18 @@ def test_a_rank_that_raises_alone_costs_no_restart(pool: Pool) -> None:
     assert pool.restarts == restarts
 
 
+def test_a_collective_that_one_rank_has_begun_leaves_the_next_trials_alone(pool: Pool) -> None:
+    """Else it would pair up with the next trial's, which would hang or get wrong values. No rank waited for another."""
+    restarts = pool.restarts
+    crashed = trial("S(1)", "leave:1")
+    observations = list(pool.run([crashed, trial("P(sum)"), crashed, trial("S(0)")]))
+    assert kinds(observations) == [VerdictKind.CRASH, VerdictKind.PASS] * 2
+    assert {one.fate for one in observations} == {Fate.COMPLETED}
+    assert pool.restarts == restarts
+    first, second = (report.issued for report in observations[0].reports if report is not None)
+    assert sum(second) == sum(first) + 1
+
+
 @pytest.mark.parametrize("phase", [Phase.FORWARD, Phase.GATHER, Phase.BACKWARD, Phase.GATHER_GRADIENT])
 @pytest.mark.parametrize("weight", ["R", "S(0)", "S(1)", "P(sum)"])
 def test_a_rank_that_raises_in_any_phase_leaves_the_next_trials_alone(pool: Pool, phase: Phase, weight: str) -> None:

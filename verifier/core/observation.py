@@ -162,6 +162,8 @@ class ProcessReport:
     """What the call does on plain tensors of the mesh's device and not on the CPU, if the trial failed."""
     seconds: tuple[tuple[str, float], ...] = ()
     cache_misses: int = 0
+    issued: tuple[int, ...] = ()
+    """How many collectives this process has begun in each of its groups since it took its rank."""
     returned: object = None
     """What the function of a task returned; trials return nothing."""
 

@@ -69,6 +69,12 @@ def _enter() -> None:
     dist.all_reduce(torch.ones(3))
 
 
+def _leave() -> NoReturn:
+    """Begin a collective that the others do not enter, and raise without waiting for its end."""
+    dist.all_reduce(torch.ones(3), async_op=True)
+    _raise()
+
+
 def _check_limited() -> None:
     if resource.getrlimit(resource.RLIMIT_AS)[0] == resource.RLIM_INFINITY:
         raise ValueError("this fault needs ranks with a memory limit")
@@ -101,6 +107,7 @@ FAULTS: dict[str, Callable[[], None]] = {
     "kill": _kill,
     "abort": os.abort,
     "enter": _enter,
+    "leave": _leave,
     "exhaust": _exhaust,
     "bad_alloc": _bad_alloc,
 }
@@ -121,7 +128,7 @@ def inject(fault: str | None, ranks: tuple[int, ...], phase: Phase, agree: Calla
     Raises
     ------
     InjectedFault
-        For the fault ``raise``.
+        For the faults ``raise`` and ``leave``.
     ValueError
         For a fault that does not exist.
     """

@@ -40,6 +40,7 @@ from verifier.oracle.tolerance import case_tolerance, unexplained
 from verifier.programs import asked_placements, needs_fresh_caches
 from verifier.torch_internals.caches import cache_misses, clear_caches
 from verifier.torch_internals.dtensors import local_shards, per_rank, replicated, told_dtype
+from verifier.torch_internals.groups import collectives_issued
 from verifier.torch_internals.names import pytree
 from verifier.torch_internals.placements import Placements, placement_text
 from verifier.torch_internals.recording import RedistributionRecorder
@@ -153,7 +154,7 @@ class TrialRunner:
             )
         if self.recorder.left_state() or log.reached is not Phase.DONE:
             clear_caches()  # the next trial must not see what this one left pending
-        return log.report(self.ranks, cache_misses() - misses)
+        return log.report(self.ranks, cache_misses() - misses, collectives_issued())
 
 
 class _Steps:

@@ -56,7 +56,7 @@ class TrialLog:
         """Return a context whose time is added to ``share``."""
         return _Timed(self.seconds, share)
 
-    def report(self, ranks: tuple[int, ...], misses: int = 0) -> ProcessReport:
+    def report(self, ranks: tuple[int, ...], misses: int = 0, issued: tuple[int, ...] = ()) -> ProcessReport:
         """Return what has been seen so far, as data."""
         return ProcessReport(
             ranks=ranks,
@@ -72,6 +72,7 @@ class TrialLog:
             other_kernel=self.other_kernel,
             seconds=tuple(self.seconds.items()),
             cache_misses=misses,
+            issued=issued,
         )
 
     def fail(self, error: Exception, *, ours: bool = False) -> None:

@@ -227,10 +227,16 @@ class Pool:
         return TaskOutcome(observation.fate, returned, raised, observation.detail, observation.seconds)
 
     def _out_of_step(self, observation: Observation) -> bool:
-        """Return whether some ranks raised in a phase that no agreement ends, so that their next agreements differ."""
-        raised = [report.raised.phase for report in observation.reports if report is not None and report.raised]
+        """Return whether the next agreements or collectives of the ranks would not pair up.
+
+        Agreements do not if some ranks raised in a phase that no agreement ends. Collectives do not if some ranks have
+        begun more of them than others: where one rank raises, another may begin a collective and not wait for it.
+        """
+        reports = [report for report in observation.reports if report is not None]
+        raised = [report.raised.phase for report in reports if report.raised]
         exchanged = {Phase.FORWARD, Phase.BACKWARD}
-        return 0 < len(raised) < self.size and not exchanged.issuperset(raised)
+        unfinished = 0 < len(raised) < self.size and not exchanged.issuperset(raised)
+        return unfinished or len({report.issued for report in reports}) > 1
 
     def _replace_dead(self) -> None:
         """Replace processes that ended while they were idle, which no trial is blamed for."""
