@@ -84,6 +84,7 @@ FULL = ProcessReport(
     other_kernel="cuda raises RuntimeError, and cpu returns, both without DTensor",
     seconds=(("setup", 0.25), (Phase.GATHER, 0.5)),
     cache_misses=3,
+    issued=(4, 1),
 )
 
 
