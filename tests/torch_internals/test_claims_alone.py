@@ -44,8 +44,11 @@ def placed(tensors: int, *letters: Any) -> list[Combination]:
     return [tuple((p,) for p in column) for column in columns] + [tuple(zip(*pair, strict=True)) for pair in pairs]
 
 
-def claims(op: OpOverload, args: tuple[object, ...], tensors: int, alone: bool) -> dict[Combination, Propagation]:
+def claims(
+    op: OpOverload, args: tuple[object, ...], tensors: int, alone: bool, everywhere: bool = True
+) -> dict[Combination, Propagation]:
     reader = reader_of(op, *args)
+    reader.asks_everywhere = everywhere
     found = {}
     for combination in placed(tensors, *LETTERS):
         decided = reader.at(combination, (2,) * len(combination[0]), only_claims=alone)
@@ -79,7 +82,8 @@ def test_claims_are_the_same(op: OpOverload, rules: Rules, tensors: int, least: 
     args = tuple(torch.randn(4, 4) for _ in range(tensors))
     with registered(op, rules):
         every = claims(op, args, tensors, alone=False)
-        assert claims(op, args, tensors, alone=True) == every
+        for everywhere in (True, False):
+            assert claims(op, args, tensors, alone=True, everywhere=everywhere) == every
     assert len(every) >= least
 
 
@@ -97,6 +101,11 @@ def test_indices_that_are_masked_on_the_way_are_claimed() -> None:
         decided = reader.at(((S,), (R,)), (2,), only_claims=True)
         assert decided is not None
         assert [placement_text(one) for one in decided.inputs] == ["S(0)", "MaskP(sum)"]
+        assert reader.at(((P,), (R,)), (2,), only_claims=True) is None
+        reader.asks_everywhere = False
+        again = reader.at(((S,), (R,)), (2,), only_claims=True)
+        assert again is not None
+        assert repr(again) == repr(decided)
         assert reader.at(((P,), (R,)), (2,), only_claims=True) is None
 
 
@@ -159,7 +168,8 @@ OF_TORCH: list[tuple[OpOverload, tuple[object, ...], int]] = [
 @pytest.mark.parametrize(("op", "args", "tensors"), OF_TORCH, ids=[str(op) for op, *_ in OF_TORCH])
 def test_claims_of_torchs_own_rules_are_the_same(op: OpOverload, args: tuple[object, ...], tensors: int) -> None:
     every = claims(op, args, tensors, alone=False)
-    assert claims(op, args, tensors, alone=True) == every
+    for everywhere in (True, False):
+        assert claims(op, args, tensors, alone=True, everywhere=everywhere) == every
     assert len(every) > 1
 
 
@@ -181,6 +191,73 @@ def test_a_strategy_that_adds_to_rules_is_asked_about_all_of_them() -> None:
         every = claims(aten.trunc.default, (torch.randn(4, 4),), 1, alone=False)
         assert claims(aten.trunc.default, (torch.randn(4, 4),), 1, alone=True) == every
     assert ((S,),) in every
+
+
+def counted(rules: Rules) -> tuple[Rules, list[int]]:
+    """Return ``rules`` and a list that gets longer each time they are asked for."""
+    asked: list[int] = []
+
+    def counting(*args: Any) -> list[tuple[list[Any], list[Any]]]:
+        asked.append(len(asked))
+        return rules(*args)
+
+    return counting, asked
+
+
+@pytest.mark.parametrize("mesh_shape", [(2,), (2, 2)])
+def test_a_strategy_that_looks_at_no_placements_is_not_asked_where_it_lists_no_rule(
+    mesh_shape: tuple[int, ...],
+) -> None:
+    rules, asked = counted(rows)
+    with registered(aten.trunc.default, rules):
+        reader = reader_of(aten.trunc.default, torch.randn(4, 4))
+        reader.asks_everywhere = False
+        columns = [(letter,) * len(mesh_shape) for letter in LETTERS]
+        found = [column for column in columns if reader.at((column,), mesh_shape, only_claims=True) is not None]
+        assert found == [(letter,) * len(mesh_shape) for letter in (R, S, MAX)]
+        assert len(asked) == 2 + len(found)
+        assert reader.at(((P,) * len(mesh_shape),), mesh_shape) is not None, "DTensor redistributes"
+
+
+def looks(x: Any) -> list[tuple[list[Any], list[Any]]]:
+    return [*rows(x), *([([P], [P])] if not (x.is_replicated() or x.is_sharded()) else [])]
+
+
+def compares(x: Any) -> list[tuple[list[Any], list[Any]]]:
+    """Return a rule that it has only for what equals a spec of its own."""
+    return [*rows(x), *([([P], [P])] if x == DTensorSpec(x.mesh, (P,), x.tensor_meta) else [])]
+
+
+def prints(x: Any) -> list[tuple[list[Any], list[Any]]]:
+    return [*rows(x), *([([P], [P])] if "P" in str(x) else [])]
+
+
+def takes_apart(x: Any) -> list[tuple[list[Any], list[Any]]]:
+    return [*rows(x), *([([P], [P])] if vars(x)["placements"] == (P,) else [])]
+
+
+def keeps_count() -> Rules:
+    """Return rules of which one is listed each second time."""
+    calls = itertools.count()
+    return lambda x: [*rows(x), *([([P], [P])] if next(calls) % 2 else [])]
+
+
+def weighs(x: Any) -> list[tuple[list[Any], list[Any]]]:
+    """Return a rule that it has only where another one costs nothing."""
+    asked = DTensorSpec(x.mesh, (P,), tensor_meta=x.tensor_meta)
+    (cost,) = utils.generate_redistribute_costs(OpStrategy([OpSpec(x)]), asked)
+    return [*rows(x), *([([P], [P])] if cost == 0 else [])]
+
+
+@pytest.mark.parametrize("rules", [looks, compares, prints, takes_apart, keeps_count(), weighs])
+def test_a_strategy_that_may_list_other_rules_elsewhere_is_asked_everywhere(rules: Rules) -> None:
+    counting, asked = counted(rules)
+    with registered(aten.trunc.default, counting):
+        reader = reader_of(aten.trunc.default, torch.randn(4, 4))
+        reader.asks_everywhere = False
+        for letter in LETTERS:
+            reader.at(((letter,),), (2,), only_claims=True)
+    assert len(asked) >= len(LETTERS) + 1
 
 
 def test_torchs_function_is_its_own_again() -> None:

@@ -24,7 +24,14 @@ from verifier.rules.results import Rule
 from verifier.torch_internals.amending.propagation import is_torchs
 from verifier.torch_internals.claims import ClaimReader, Propagation, RuleFailure
 from verifier.torch_internals.names import OpOverload, pytree
-from verifier.torch_internals.placements import Combination, Placements, masked_extent, norm_order, placement_text
+from verifier.torch_internals.placements import (
+    Combination,
+    Placements,
+    masked_extent,
+    norm_order,
+    placement_text,
+    unmasked,
+)
 from verifier.torch_internals.registries import has_own_handler
 from verifier.torch_internals.rule_code.constants import asks_for_world
 from verifier.torch_internals.rule_code.reach import Watch
@@ -64,6 +71,7 @@ def claim_reader(
     ``watch`` notes which code of the rule is reached.
     """
     reader = ClaimReader(op, args, kwargs, result)
+    reader.asks_everywhere = is_torchs(op)
     if not is_torchs(op) and asks_for_world(op):
         reader.around = in_world_of
     if watch is not None:
@@ -130,8 +138,8 @@ def _where_claims_may_be(
 ) -> list[Combination]:
     listed = reader.listed(mesh_shape, [tuple(p for (p,) in c) for c in combinations[:TRACED]])
     if listed is not None:
-        return list(dict.fromkeys(tuple((_unmasked(p),) for p in rule) for rule in listed))
-    own = [tuple((_unmasked(p),) for (p,) in rule) for rule in reader.enumerated(mesh_shape)]
+        return list(dict.fromkeys(tuple((unmasked(p),) for p in rule) for rule in listed))
+    own = [tuple((unmasked(p),) for (p,) in rule) for rule in reader.enumerated(mesh_shape)]
     if own:
         combinations = combinations[:most]
     sums = [sums for one in combinations for sums in _summed(call.tensors, one)] if _has_bools(call.tensors) else []
@@ -174,10 +182,6 @@ def possible(call: LocalCall, combination: Combination) -> bool:
 
 def _can_be(dtype: torch.dtype, placement: Placement) -> bool:
     return not placement.is_partial() or is_reducible(dtype, placement.reduce_op)  # type: ignore[attr-defined]
-
-
-def _unmasked(placement: Placement) -> Placement:
-    return Replicate() if masked_extent(placement) is not None else placement
 
 
 def claimed_rules(case: OpCase, extent: int) -> dict[str, tuple[Placement, ...]]:

@@ -44,6 +44,8 @@ from verifier.torch_internals.registries import has_own_handler
 __all__ = ["CALL_ERRORS", "IMPOSSIBLE", "SampleOnMesh"]
 
 _LARGE = 1 << 20
+_ASKED_EVERYWHERE = 3
+"""Samples at which a user's strategy is asked at all placements, also those that it does not list."""
 _CONVERTING = frozenset({"_to_copy", "copy", "copy_", "to", "type_as"})
 """Ops whose results are the same numbers in another dtype."""
 REFUSED = "that a rule claims and DTensor's handler for the op refuses"
@@ -155,6 +157,9 @@ class SampleOnMesh(ABC):
         if impossible := len(asked) - len(kept):
             self.ledger.report.untested[IMPOSSIBLE] += impossible
         first = self.mesh_number == self.size == 0
+        of_torchs = is_torchs(self.call.op)  # type: ignore[arg-type]
+        # a rule that keeps a state may look at no placements and list other rules each time
+        self.reader.asks_everywhere = of_torchs or (first and self.ledger.number < _ASKED_EVERYWHERE)
         if first and self.reader.is_decomposed:
             self.ledger.traced = asked
         in_full = _each_placement(kept) if first else frozenset()
@@ -166,7 +171,7 @@ class SampleOnMesh(ABC):
                 if claim.plain and len(bits) == len(self.expected) and all(bits):
                     self._bits[claim.rule] = bits
         # rules of torch's keep no state of their own: a few samples are enough
-        if first and (options.samples_called_again or not is_torchs(self.call.op)):  # type: ignore[arg-type]
+        if first and (options.samples_called_again or not of_torchs):
             self.other_claims = self._ask_again(kept)
         if self.reader.lost:
             self.no_claims = "DTensor has not come back from a rule of this op, and is not asked again"

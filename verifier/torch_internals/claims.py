@@ -25,7 +25,8 @@ from torch.utils import _pytree as pytree
 
 from verifier.torch_internals.caches import call_by_shapes, endless_rules, traced_once
 from verifier.torch_internals.expanding.free_rules import RedistributesError, free_rules_alone
-from verifier.torch_internals.placements import Combination, Placements, placements_of_spec
+from verifier.torch_internals.expanding.placements_read import WatchedSpec, rules_unread
+from verifier.torch_internals.placements import Combination, Placements, placements_of_spec, unmasked
 from verifier.torch_internals.refusals import is_refusal, raised_in, returns_none
 from verifier.torch_internals.registries import asked_per_element, installed_sharded_op
 from verifier.torch_internals.sharded_ops import ShardedOp
@@ -116,6 +117,8 @@ class ClaimReader:
         Returns the context in which rules are asked on a mesh; an empty one, unless the caller gives another.
     watch
         Returns the context in which rules are asked for the first time of a call and a mesh; likewise.
+    asks_everywhere
+        Whether DTensor is also asked where a strategy that looks at no placements lists no rule.
     lost
         Whether DTensor did not come back from a rule of this op. It is not asked again, by any reader.
     """
@@ -137,6 +140,8 @@ class ClaimReader:
         self.dim_names: tuple[str, ...] = ()
         self.around: Callable[[DeviceMesh], contextlib.AbstractContextManager[object]] = contextlib.nullcontext
         self.watch: Callable[[], contextlib.AbstractContextManager[object]] = contextlib.nullcontext
+        self.asks_everywhere = True
+        self._listings: dict[tuple[tuple[int, ...], tuple[str, ...]], frozenset[Combination] | None] = {}
         self._call = call_by_shapes(op, leaves, self._spec)
 
     def at(
@@ -146,7 +151,7 @@ class ClaimReader:
 
         With ``only_claims`` it may also be None where DTensor redistributes.
         """
-        if self.lost:
+        if self.lost or (only_claims and not self._may_claim(combination, mesh_shape)):
             return None
         mesh = _bare_mesh(mesh_shape, rank, self.dim_names)
         schema = self._schema([self._spec_of(mesh, *placed) for placed in enumerate(combination)])
@@ -278,6 +283,55 @@ class ClaimReader:
             if known and len(placed) == len(self._metas) and all(len(held) == mesh.ndim for held in placed):
                 rules.append(tuple(placed))
         return rules
+
+    def _may_claim(self, combination: Combination, mesh_shape: tuple[int, ...]) -> bool:
+        """Return whether DTensor may claim a rule at ``combination``; a strategy may list all rules that there are."""
+        strategy = self._propagator.op_strategy_funcs.get(self.op)
+        if self.asks_everywhere or self.lists_rules or strategy is None:
+            return True
+        key = mesh_shape, self.dim_names
+        if key not in self._listings:
+            self._listings[key] = self._listing(strategy, mesh_shape)
+        listing = self._listings[key]
+        return listing is None or combination in listing
+
+    def _listing(
+        self, strategy: Callable[[OpSchema], object], mesh_shape: tuple[int, ...]
+    ) -> frozenset[Combination] | None:
+        """Return all placements at which a strategy may claim a rule; None if it decides by those that it is given.
+
+        It is asked twice, with replicated arguments and with others: it has to list the same rules each time. DTensor
+        never redistributes keyword arguments, so that it may take a rule there that asks for others.
+        """
+        mesh = _bare_mesh(mesh_shape, 0, self.dim_names)
+        whole: Combination = ((Replicate(),) * mesh.ndim,) * len(self._metas)
+        listed: list[Combination] = []
+        before = ""
+        for _ in range(2):
+            given = max(listed, key=_count_of_cuts, default=whole)
+            specs = [WatchedSpec(mesh, held, tensor_meta=meta) for held, meta in zip(given, self._metas, strict=True)]
+            schema = self._schema(specs)
+            try:
+                with self.around(mesh), ended_rules(_LONGEST):
+                    rules = rules_unread(strategy, self._propagator._wrap_with_op_strategy(schema))
+                if not rules or self._is_written_to(schema):
+                    return None
+                listed = [tuple(tuple(spec.placements) for spec in rule.input_specs or ()) for rule in rules]
+                # as text: each masked partial has a mask of its own
+                text = repr(
+                    [(placed, placements_of_spec(r.output_specs)) for placed, r in zip(listed, rules, strict=True)]
+                )
+            except (Exception, SystemExit):  # noqa: BLE001 - it says how it fails when it is asked at a combination
+                return None
+            if text != (before or text) or not all(self._is_well_formed(rule, mesh.ndim) for rule in listed):
+                return None
+            before = text
+        return frozenset(tuple(tuple(map(unmasked, held)) for held in rule) for rule in listed)
+
+    def _is_well_formed(self, rule: Combination, mesh_ndim: int) -> bool:
+        return len(rule) == len(self._metas) == self._in_args and all(
+            len(held) == mesh_ndim and all(isinstance(placement, Placement) for placement in held) for held in rule
+        )
 
     def _listed_whole(self, mesh_shape: tuple[int, ...]) -> list[tuple[Placement, ...]] | None:
         mesh = _bare_mesh(mesh_shape, 0, self.dim_names)
@@ -415,6 +469,10 @@ class ClaimReader:
             yield
         finally:
             del propagator._propagate_tensor_meta_non_cached
+
+
+def _count_of_cuts(rule: Combination) -> int:
+    return sum(placement != Replicate() for held in rule for placement in held)
 
 
 def _with_slots(args: Sequence[object]) -> tuple[object, ...]:

@@ -21,6 +21,7 @@ __all__ = [
     "special_placement",
     "strided_shard",
     "strides_of",
+    "unmasked",
 ]
 
 Placements = tuple[Placement, ...]
@@ -63,6 +64,11 @@ def masked_extent(placement: Placement) -> int | None:
         return None
     ndim = len(placement.offset_shape)
     return int(placement.offset_shape[placement.offset_dim]) if -ndim <= placement.offset_dim < ndim else 0
+
+
+def unmasked(placement: Placement) -> Placement:
+    """Return what a rule asks of a tensor: nothing of one that is masked on the way."""
+    return Replicate() if masked_extent(placement) is not None else placement
 
 
 def strides_of(placement: Placement) -> tuple[int, int] | None:

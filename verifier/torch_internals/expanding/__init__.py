@@ -1,1 +1,1 @@
-"""How DTensor expands rules for one mesh dim to all of them, cut down to what matters for claims."""
+"""How DTensor expands rules for one mesh dim to all of them, and the rules of a strategy that reads no placements."""
