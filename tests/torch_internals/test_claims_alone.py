@@ -70,12 +70,18 @@ def of_two(x: Any, y: Any) -> list[tuple[list[Any], list[Any]]]:
     return [([R], [R, R]), ([S], [S, S]), ([S], [S, R]), ([P], [P, R])]
 
 
+def by_both(x: Any, y: Any) -> list[tuple[list[Any], list[Any]]]:
+    """Return a rule that it has only for what is placed so."""
+    return [*of_two(x, y), *([([MAX], [MAX, R])] if y.placements[0] == R and x.placements[0] == MAX else [])]
+
+
 @pytest.mark.parametrize(
     ("op", "rules", "tensors", "least"),
     [
         (aten.trunc.default, rows, 1, 6),
         (aten.trunc.default, by_placements, 1, 4),
         (aten.atan2.default, of_two, 2, 8),
+        (aten.atan2.default, by_both, 2, 6),
     ],
 )
 def test_claims_are_the_same(op: OpOverload, rules: Rules, tensors: int, least: int) -> None:
@@ -205,59 +211,61 @@ def counted(rules: Rules) -> tuple[Rules, list[int]]:
 
 
 @pytest.mark.parametrize("mesh_shape", [(2,), (2, 2)])
-def test_a_strategy_that_looks_at_no_placements_is_not_asked_where_it_lists_no_rule(
-    mesh_shape: tuple[int, ...],
-) -> None:
-    rules, asked = counted(rows)
-    with registered(aten.trunc.default, rules):
-        reader = reader_of(aten.trunc.default, torch.randn(4, 4))
+def test_a_strategy_that_looks_at_no_placements_is_asked_where_it_lists_rules(mesh_shape: tuple[int, ...]) -> None:
+    rules, asked = counted(of_two)
+    with registered(aten.atan2.default, rules):
+        reader = reader_of(aten.atan2.default, torch.randn(4, 4), torch.randn(4, 4))
         reader.asks_everywhere = False
-        columns = [(letter,) * len(mesh_shape) for letter in LETTERS]
-        found = [column for column in columns if reader.at((column,), mesh_shape, only_claims=True) is not None]
-        assert found == [(letter,) * len(mesh_shape) for letter in (R, S, MAX)]
+        pairs = [((x,) * len(mesh_shape), (y,) * len(mesh_shape)) for x, y in itertools.product(LETTERS, repeat=2)]
+        found = [pair for pair in pairs if reader.at(pair, mesh_shape, only_claims=True) is not None]
+        assert [(x[0], y[0]) for x, y in found] == [(R, R), (S, R), (S, S), (P, R)]
         assert len(asked) == 2 + len(found)
-        assert reader.at(((P,) * len(mesh_shape),), mesh_shape) is not None, "DTensor redistributes"
+        assert reader.at(pairs[1], mesh_shape) is not None, "DTensor redistributes"
 
 
-def looks(x: Any) -> list[tuple[list[Any], list[Any]]]:
-    return [*rows(x), *([([P], [P])] if not (x.is_replicated() or x.is_sharded()) else [])]
+def looks(x: Any, y: Any) -> list[tuple[list[Any], list[Any]]]:
+    return [*of_two(x, y), *([([MAX], [MAX, R])] if not (x.is_replicated() or x.is_sharded()) else [])]
 
 
-def compares(x: Any) -> list[tuple[list[Any], list[Any]]]:
+def compares(x: Any, y: Any) -> list[tuple[list[Any], list[Any]]]:
     """Return a rule that it has only for what equals a spec of its own."""
-    return [*rows(x), *([([P], [P])] if x == DTensorSpec(x.mesh, (P,), x.tensor_meta) else [])]
+    return [*of_two(x, y), *([([MAX], [MAX, R])] if x == DTensorSpec(x.mesh, (MAX,), x.tensor_meta) else [])]
 
 
-def prints(x: Any) -> list[tuple[list[Any], list[Any]]]:
-    return [*rows(x), *([([P], [P])] if "P" in str(x) else [])]
+def prints(x: Any, y: Any) -> list[tuple[list[Any], list[Any]]]:
+    return [*of_two(x, y), *([([MAX], [MAX, R])] if "max" in str(y) else [])]
 
 
-def takes_apart(x: Any) -> list[tuple[list[Any], list[Any]]]:
-    return [*rows(x), *([([P], [P])] if vars(x)["placements"] == (P,) else [])]
+def takes_apart(x: Any, y: Any) -> list[tuple[list[Any], list[Any]]]:
+    return [*of_two(x, y), *([([MAX], [MAX, R])] if vars(x)["placements"] == (MAX,) else [])]
 
 
 def keeps_count() -> Rules:
     """Return rules of which one is listed each second time."""
     calls = itertools.count()
-    return lambda x: [*rows(x), *([([P], [P])] if next(calls) % 2 else [])]
+    return lambda x, y: [*of_two(x, y), *([([MAX], [MAX, R])] if next(calls) % 2 else [])]
 
 
-def weighs(x: Any) -> list[tuple[list[Any], list[Any]]]:
-    """Return a rule that it has only where another one costs nothing."""
-    asked = DTensorSpec(x.mesh, (P,), tensor_meta=x.tensor_meta)
+def weighs(x: Any, y: Any) -> list[tuple[list[Any], list[Any]]]:
+    """Return a rule that it has only where what it asks for costs nothing."""
+    asked = DTensorSpec(x.mesh, (MAX,), tensor_meta=x.tensor_meta)
     (cost,) = utils.generate_redistribute_costs(OpStrategy([OpSpec(x)]), asked)
-    return [*rows(x), *([([P], [P])] if cost == 0 else [])]
+    return [*of_two(x, y), *([([MAX], [MAX, R])] if cost == 0 else [])]
 
 
-@pytest.mark.parametrize("rules", [looks, compares, prints, takes_apart, keeps_count(), weighs])
+def lacks_one(x: Any, y: Any) -> list[tuple[list[Any], list[Any]]]:
+    return [*of_two(x, y), ([MAX], [MAX])]
+
+
+@pytest.mark.parametrize("rules", [looks, compares, prints, takes_apart, keeps_count(), weighs, lacks_one])
 def test_a_strategy_that_may_list_other_rules_elsewhere_is_asked_everywhere(rules: Rules) -> None:
     counting, asked = counted(rules)
-    with registered(aten.trunc.default, counting):
-        reader = reader_of(aten.trunc.default, torch.randn(4, 4))
+    with registered(aten.atan2.default, counting):
+        reader = reader_of(aten.atan2.default, torch.randn(4, 4), torch.randn(4, 4))
         reader.asks_everywhere = False
-        for letter in LETTERS:
-            reader.at(((letter,),), (2,), only_claims=True)
-    assert len(asked) >= len(LETTERS) + 1
+        for pair in itertools.product(LETTERS, repeat=2):
+            reader.at(tuple((letter,) for letter in pair), (2,), only_claims=True)
+    assert len(asked) > len(LETTERS) ** 2
 
 
 def test_torchs_function_is_its_own_again() -> None:

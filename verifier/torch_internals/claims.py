@@ -287,7 +287,8 @@ class ClaimReader:
     def _may_claim(self, combination: Combination, mesh_shape: tuple[int, ...]) -> bool:
         """Return whether DTensor may claim a rule at ``combination``; a strategy may list all rules that there are."""
         strategy = self._propagator.op_strategy_funcs.get(self.op)
-        if self.asks_everywhere or self.lists_rules or strategy is None:
+        few = len(self._metas) < 2  # combinations: to ask at each takes no longer
+        if self.asks_everywhere or self.lists_rules or strategy is None or few:
             return True
         key = mesh_shape, self.dim_names
         if key not in self._listings:
