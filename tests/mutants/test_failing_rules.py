@@ -26,6 +26,7 @@ from verifier.rules.campaign import recorded
 from verifier.rules.campaign.recorded import record_rules
 from verifier.rules.campaign.request import RulesRequest, make_rules_plan
 from verifier.rules.check import check_sample
+from verifier.rules.claims import GROWS
 from verifier.rules.options import CheckOptions
 from verifier.rules.results import WrongRule
 from verifier.rules.samples import SampleOptions
@@ -64,6 +65,24 @@ def wrong_for(rules: Rules, *meshes: MeshSpec) -> list[WrongRule]:
     samples = [one for one in SOURCE.samples(target, SampleOptions(max_samples=2)) if "empty" in one.origin][:2]
     with replaced_strategy(torch.ops.aten.exp.default, rules):
         return [wrong for sample in samples for wrong in check_sample(sample, options).wrong]
+
+
+def test_a_strategy_that_lists_more_rules_each_time_is_left_to_level_2() -> None:
+    """To ask about every combination of every sample would take longer and longer."""
+    kept, asked = [*RIGHT], []
+
+    def grows(_op: Any, args: Any, _kwargs: Any) -> list[list[Any]]:
+        asked.append(args)
+        kept.append([Shard(0), Shard(0)])
+        return list(kept)
+
+    (target,) = SOURCE.select(["aten.exp.default"])
+    options = CheckOptions((MeshSpec((2,)), MeshSpec((2, 2))), claims_only=True, samples_called_again=0)
+    with replaced_strategy(torch.ops.aten.exp.default, grows):
+        samples = list(SOURCE.samples(target, SampleOptions(max_samples=3)))
+        reports = [check_sample(sample, options) for sample in samples]
+    assert all(report.untested[GROWS] and not report.wrong and not report.combinations for report in reports)
+    assert len(asked) <= len(samples) + 3
 
 
 def test_a_rule_that_raises_is_accused_where_it_raises() -> None:

@@ -15,6 +15,7 @@ from torch.distributed.tensor._op_schema import OpSchema, OpSpec, OpStrategy
 from torch.distributed.tensor._ops import utils
 from torch.distributed.tensor.experimental import register_sharding
 
+from verifier.torch_internals.caches import clear_caches
 from verifier.torch_internals.claims import ClaimReader, Propagation
 from verifier.torch_internals.names import OpOverload
 from verifier.torch_internals.placements import Combination, placement_text
@@ -266,6 +267,21 @@ def test_a_strategy_that_may_list_other_rules_elsewhere_is_asked_everywhere(rule
         for pair in itertools.product(LETTERS, repeat=2):
             reader.at(tuple((letter,) for letter in pair), (2,), only_claims=True)
     assert len(asked) > len(LETTERS) ** 2
+
+
+@pytest.mark.parametrize(("rules", "expected"), [(rows, False), (keeps_count(), False), (None, True)])
+def test_a_strategy_that_lists_more_rules_each_time(rules: Rules | None, expected: bool) -> None:
+    kept = [([R], [R])]
+
+    def grows(x: Any) -> list[tuple[list[Any], list[Any]]]:
+        kept.append(([S], [S]))
+        return list(kept)
+
+    op, tensors = (aten.atan2.default, 2) if rules is not None and rules is not rows else (aten.trunc.default, 1)
+    with registered(op, rules or grows):
+        clear_caches()
+        assert reader_of(op, *(torch.randn(4, 4) for _ in range(tensors))).grows() is expected
+    clear_caches()
 
 
 def test_torchs_function_is_its_own_again() -> None:

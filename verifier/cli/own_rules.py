@@ -37,6 +37,7 @@ from verifier.rules.campaign.lost import lost_rules
 from verifier.rules.campaign.recorded import record_rules
 from verifier.rules.campaign.request import RulesPlan, RulesRequest, errors_of_samples, make_rules_plan
 from verifier.rules.campaign.table import TableBuilder
+from verifier.rules.claims import GROWS
 from verifier.runs.estimate import estimate_of_rules
 from verifier.runs.store import RunStore
 
@@ -161,6 +162,10 @@ def _verify(
     if others:
         why = "level 1 was interrupted" if interrupted else "of what level 1 shows"
         left_out.append(f"{plural(len(others), 'other op' if accused else 'op')} on ranks: not tried, because {why}")
+    growing = [] if rules is None or rules.rules is None else [
+        op for op, found in rules.rules.ops.items() if GROWS in found.untested
+    ]  # fmt: skip
+    left_out += [f"{op} at level 1: {GROWS}" for op in growing]
     left_out += of_torch
     question = Question(tuple(asked), tuple(map(str, campaign.meshes)), tuple(imports))
     unproved = {op: why for op in ops if op not in others and (why := why_unproved(op, runs))}

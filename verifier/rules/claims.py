@@ -39,6 +39,7 @@ from verifier.torch_internals.simulation import in_world_of
 
 __all__ = [
     "ASKED",
+    "GROWS",
     "OWN_CODE",
     "Claim",
     "claim_reader",
@@ -59,6 +60,7 @@ TRACED = 48
 """At most so many combinations are traced through the decomposition of an op that has no strategy."""
 ASKED = 64
 """At most so many combinations of a call are asked about, where a strategy lists no rules, if only claims matter."""
+GROWS = "the op's strategy lists more rules each time that it is asked about the same call: level 2 only"
 _COMPARED = 12
 """The same beside what a strategy enumerates by itself, where the claims of two calls are compared."""
 
@@ -74,6 +76,8 @@ def claim_reader(
     reader.asks_everywhere = is_torchs(op)
     if not is_torchs(op) and asks_for_world(op):
         reader.around = in_world_of
+    if not is_torchs(op) and not reader.lost and reader.grows():
+        reader.lost, reader.why_lost = True, GROWS
     if watch is not None:
         reader.watch = watch.on
     return reader

@@ -147,7 +147,8 @@ class SampleOnMesh(ABC):
         if op in OWN_CODE:
             self.no_claims = "DTensor runs code of its own instead of the op: level 2 only"
             return
-        self.reader.failures.clear()
+        if not self.reader.lost:  # else it has noted why
+            self.reader.failures.clear()
         options = self.ledger.options
         most = ASKED if options.claims_only else None
         if self.ledger.traced is not None and is_rare(self.ledger.sample):  # at another size a trace seldom finds more
@@ -174,7 +175,7 @@ class SampleOnMesh(ABC):
         if first and (options.samples_called_again or not of_torchs):
             self.other_claims = self._ask_again(kept)
         if self.reader.lost:
-            self.no_claims = "DTensor has not come back from a rule of this op, and is not asked again"
+            self.no_claims = self.reader.why_lost
         for wrong in (*self.failing(), *self.writing(), *(self.misdescribed() if first else ())):
             self.ledger.note(wrong, 1)
 

@@ -20,6 +20,7 @@ __all__ = [
     "cache_misses",
     "call_by_shapes",
     "clear_caches",
+    "counts_of_rules",
     "endless_rules",
     "traced_once",
     "traces_of_calls",
@@ -27,6 +28,8 @@ __all__ = [
 
 endless_rules: set[OpOverload] = set()
 """Ops of which a rule did not come back in this process; each further question would cost seconds."""
+counts_of_rules: dict[OpOverload, tuple[int, ...]] = {}
+"""By ops: how many rules the strategy has listed, each time that it was asked about one and the same call."""
 traces_of_calls: dict[Hashable, dict[tuple[object, ...], object]] = {}
 """By calls, then by placements: what DTensor found, or raised, when it traced the call's decomposition."""
 _CALLS = 4
@@ -50,6 +53,7 @@ def clear_caches() -> None:
     torch._C._clear_DTensor_sharding_propagator_cache()
     remembered_decisions.clear()
     endless_rules.clear()
+    counts_of_rules.clear()
     traces_of_calls.clear()
 
 

@@ -23,7 +23,7 @@ from torch.distributed.tensor._ops.single_dim_strategy import (
 from torch.distributed.tensor.placement_types import Placement
 from torch.utils import _pytree as pytree
 
-from verifier.torch_internals.caches import call_by_shapes, endless_rules, traced_once
+from verifier.torch_internals.caches import call_by_shapes, counts_of_rules, endless_rules, traced_once
 from verifier.torch_internals.expanding.free_rules import RedistributesError, free_rules_alone
 from verifier.torch_internals.expanding.placements_read import WatchedSpec, rules_unread
 from verifier.torch_internals.placements import Combination, Placements, placements_of_spec, unmasked
@@ -41,6 +41,9 @@ __all__ = [
 
 _LONGEST = 12
 """DTensor is asked no more about a call once an answer has taken so many ticks; it takes a few milliseconds."""
+
+_ASKED_ALIKE = 3
+"""How often a strategy is asked about the same call to see whether it lists more rules each time."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +123,10 @@ class ClaimReader:
     asks_everywhere
         Whether DTensor is also asked where a strategy that looks at no placements lists no rule.
     lost
-        Whether DTensor did not come back from a rule of this op. It is not asked again, by any reader.
+        Whether DTensor is not asked any more, usually because it did not come back from a rule of this op. No other
+        reader asks it then.
+    why_lost
+        The reason, for reports.
     """
 
     def __init__(self, op: OpOverload, args: Sequence[object], kwargs: Mapping[str, object], result: object) -> None:
@@ -135,6 +141,7 @@ class ClaimReader:
         self.failures: dict[Combination, RuleFailure] = {}
         self.written: dict[Combination, tuple[object, ...]] = {}
         self.lost = op in endless_rules
+        self.why_lost = "DTensor has not come back from a rule of this op, and is not asked again"
         self._specs: dict[tuple[int, int, Placements], DTensorSpec] = {}
         self._may_be_written_to = bool(kwargs) or any(isinstance(arg, list | dict) for arg in args)
         self.dim_names: tuple[str, ...] = ()
@@ -283,6 +290,31 @@ class ClaimReader:
             if known and len(placed) == len(self._metas) and all(len(held) == mesh.ndim for held in placed):
                 rules.append(tuple(placed))
         return rules
+
+    def grows(self) -> bool:
+        """Return whether the op's strategy lists more rules each time that it is asked about the same call.
+
+        Such a strategy keeps a list, and takes longer at each call. An op is asked once.
+        """
+        if self.op not in counts_of_rules:
+            counts_of_rules[self.op] = tuple(self._count_of_rules() for _ in range(_ASKED_ALIKE))
+        return all(few < many for few, many in itertools.pairwise(counts_of_rules[self.op]))
+
+    def _count_of_rules(self) -> int:
+        """Return how many rules the op's strategy lists for replicated arguments; 0 if it fails or lists none."""
+        if self.lists_rules:
+            return len(self.listed((2,), []) or ())
+        strategy = self._propagator.op_strategy_funcs.get(self.op)
+        if strategy is None or self.lost:
+            return 0
+        mesh = _bare_mesh((2,), 0)
+        schema = self._schema([DTensorSpec(mesh, (Replicate(),), tensor_meta=meta) for meta in self._metas])
+        try:
+            with self.around(mesh), ended_rules(_LONGEST):
+                return len(getattr(strategy(self._propagator._wrap_with_op_strategy(schema)), "strategies", ()))
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - as in enumerated
+            self._note_lost((2,), error)
+            return 0
 
     def _may_claim(self, combination: Combination, mesh_shape: tuple[int, ...]) -> bool:
         """Return whether DTensor may claim a rule at ``combination``; a strategy may list all rules that there are."""

@@ -14,6 +14,7 @@ from verifier.rules.campaign.request import RulesPlan
 from verifier.rules.campaign.table import TableBuilder
 from verifier.rules.campaign.work import WorkItem, check_target, number_of_parts, prepare
 from verifier.rules.campaign.workers import Finished, Part, WorkerSet
+from verifier.rules.claims import GROWS
 from verifier.rules.results import SampleReport
 from verifier.rules.samples import Target
 
@@ -29,9 +30,9 @@ def lost_rules(plan: RulesPlan, now: RuleTable) -> tuple[RuleChange, ...]:
     Workers without the imports say what torch claims, at one size of each call. Where a rule seems lost, the op is
     asked again, at the inputs of torch's rules, because ``now`` may have asked a strategy that lists no rules at some
     inputs only. What is still lost is then tried, because what torch claims may be wrong. An op whose check does not
-    end is not compared. Rules are those of one mesh dim: products of them on two are sampled, and follow. Calls with a
-    dim that leaves a rank empty are not compared, because DTensor itself takes shards of such dims away from some ways
-    to register a strategy, ``register_sharding`` among them.
+    end, or whose strategy is not asked, is not compared. Rules are those of one mesh dim: products of them on two are
+    sampled, and follow. Calls with a dim that leaves a rank empty are not compared, because DTensor itself takes shards
+    of such dims away from some ways to register a strategy, ``register_sharding`` among them.
 
     Parameters
     ----------
@@ -113,6 +114,7 @@ def _claimed(plan: RulesPlan, targets: Sequence[Target], alone: bool) -> RuleTab
                 else:
                     died.add(index)
     for index, found in enumerate(reports):
-        if finished[index] == parts and index not in died:
+        asked = not any(GROWS in report.untested for report in found.values())
+        if finished[index] == parts and index not in died and asked:
             builder.take((found[number] for number in sorted(found) if not found[number].short), None)
     return builder.made()
