@@ -15,6 +15,7 @@ from rule_mutants import MESHES, MUTANTS, RuleMutant, ShownBy, check, short
 from rule_strategies import AVG, MIN, SUM, R, Rule, Strategy, mm, pointwise
 from torch.distributed.tensor import Partial, Shard
 
+from verifier.core.case import MeshSpec
 from verifier.placements.parsing import parse_placements
 from verifier.records.schema import MissingRuleRecord
 from verifier.rules.options import DRAWS_FOR_MISSING, SIZES_FOR_MISSING
@@ -124,7 +125,28 @@ def test_a_rule_that_comes_and_goes_is_accused_at_either_turn() -> None:
             accused = [w for w in wrong_of(check("aten.relu.default", 2, claims_only=True)) if is_flat(w.rule)]
         assert {short(wrong.rule) for wrong in accused} == {"P(sum) -> P(sum)"}
         messages += [wrong.message for wrong in accused]
-    assert any(text.endswith("; the strategy claims this only when it is asked again") for text in messages)
+    text = "; the strategy does not claim this each time that it is asked about the call"
+    assert any(message.endswith(text) for message in messages)
+
+
+class OfTheCallBefore:
+    """A strategy that gives the rules of the call before: all dims of it are sharded alike."""
+
+    def __init__(self) -> None:
+        self.last: list[Rule] | None = None
+
+    def __call__(self, _op: object, args: tuple[Any, ...], _kwargs: object) -> list[Rule]:
+        x, y = args[:2]
+        rules = [[Shard(d)] * 3 for d in range(len(x.shape) if x.shape == getattr(y, "shape", None) else 0)]
+        before, self.last = self.last, rules
+        return rules if before is None else before
+
+
+def test_a_strategy_that_gives_the_rules_of_the_call_before_is_accused() -> None:
+    with replaced_strategy(aten.atan2.default, OfTheCallBefore()):
+        accused = wrong_of(check("aten.atan2.default", 16, claims_only=True, meshes=(MeshSpec((2,)),)))
+    text = "; the strategy does not claim this each time that it is asked about the call"
+    assert any(wrong.message.endswith(text) for wrong in accused)
 
 
 # ------------------------------------------------------------------------------------------------------- no false alarm

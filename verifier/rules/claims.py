@@ -22,7 +22,7 @@ from verifier.rules.enumerate import input_combinations
 from verifier.rules.execute import Cuts, LocalCall, Results, masked_indices, tensor_groups
 from verifier.rules.results import Rule
 from verifier.torch_internals.amending.propagation import is_torchs
-from verifier.torch_internals.claims import ClaimReader, Propagation, RuleFailure
+from verifier.torch_internals.claims import ClaimReader, ListedRule, Propagation, RuleFailure
 from verifier.torch_internals.names import OpOverload, pytree
 from verifier.torch_internals.placements import (
     Combination,
@@ -47,6 +47,7 @@ __all__ = [
     "claims_and_failures",
     "claims_of",
     "judge_claim",
+    "listed_claims",
     "possible",
     "read_claim",
     "run_claim",
@@ -99,7 +100,7 @@ class Claim:
         What each rank decides; they differ where sizes among the arguments are rewritten. Empty where a handler of the
         user's decides, which says where it places the results when it has run.
     again
-        True if DTensor claimed this when it was asked again, and had not claimed it before.
+        True if DTensor claimed this at one time when it was asked, and not at another.
     """
 
     rule: Rule
@@ -283,10 +284,6 @@ def read_claim(
     in_full
         Whether DTensor also decides how it communicates, which takes longer and may fail.
     """
-    unreturned = [
-        n for n, index in zip(call.written, reference.written, strict=True) if index >= reference.returned_tensors
-    ]
-    returned = reference.returned_tensors
     decided = reader.at(combination, mesh.shape, only_claims=not in_full)
     if decided is None or not _runs_as_it_is(decided.inputs, combination):
         return None
@@ -299,10 +296,49 @@ def read_claim(
             by_rank.append(other)
     else:
         by_rank *= mesh.world_size
+    return _claim(call, op, combination, by_rank, mesh, reference)
+
+
+def listed_claims(
+    rules: Sequence[ListedRule],
+    call: LocalCall,
+    op: str,
+    mesh: MeshSpec,
+    reference: Results,
+) -> list[Claim]:
+    """Return what DTensor claims of a call if a strategy lists ``rules``, on a mesh of one dim."""
+    claims = []
+    for inputs, outputs in rules:
+        if len(inputs) == len(call.tensors) and possible(call, inputs) and _is_split(call.tensors, inputs, mesh):
+            decided = [Propagation(inputs, outputs)] * mesh.world_size
+            if (claim := _claim(call, op, inputs, decided, mesh, reference)) is not None:
+                claims.append(replace(claim, again=True))
+    return claims
+
+
+def _is_split(tensors: Sequence[torch.Tensor], inputs: Combination, mesh: MeshSpec) -> bool:
+    """Return whether each rank has a part of each tensor that is sharded, and no tensor is masked on the way."""
+    return all(
+        masked_extent(placement) is None
+        and ((dim := sharded_dim(placement)) is None or tensor.shape[dim] >= mesh.world_size)
+        for tensor, (placement,) in zip(tensors, inputs, strict=True)
+    )
+
+
+def _claim(
+    call: LocalCall,
+    op: str,
+    combination: Combination,
+    by_rank: Sequence[Propagation],
+    mesh: MeshSpec,
+    reference: Results,
+) -> Claim | None:
+    """Return the claim that a decision of DTensor's comes to; None if it places fewer results than there are."""
+    decided, returned = by_rank[0], reference.returned_tensors
     outputs = _of_tensors(call.op, decided, reference.returned, mesh)[:returned]
     if len(outputs) < returned:
         return None
-    outputs += [combination[number] for number in unreturned]
+    outputs += [combination[n] for n, index in zip(call.written, reference.written, strict=True) if index >= returned]
     rule = Rule(
         op,
         tuple(placement_text(placements) for placements in decided.inputs),

@@ -23,6 +23,7 @@ from verifier.rules.claims import (
     Claim,
     claim_reader,
     judge_claim,
+    listed_claims,
     possible,
     read_claim,
     run_claim,
@@ -36,6 +37,7 @@ from verifier.rules.options import DECISIVE
 from verifier.rules.results import Rule, WrongRule
 from verifier.rules.samples import Values, is_rare
 from verifier.torch_internals.amending.propagation import is_torchs
+from verifier.torch_internals.claims import ListedRule
 from verifier.torch_internals.names import OpOverload
 from verifier.torch_internals.placements import Combination, Placements, placement_text
 from verifier.torch_internals.refusals import is_refusal, raised_in
@@ -150,6 +152,9 @@ class SampleOnMesh(ABC):
         if not self.reader.lost:  # else it has noted why
             self.reader.failures.clear()
         options = self.ledger.options
+        first = self.mesh_number == self.size == 0
+        of_torchs = is_torchs(self.call.op)  # type: ignore[arg-type]
+        listed = [self.reader.rules_now() for _ in range(2)] if first and not of_torchs else []
         most = ASKED if options.claims_only else None
         if self.ledger.traced is not None and is_rare(self.ledger.sample):  # at another size a trace seldom finds more
             combinations = self.ledger.traced
@@ -157,8 +162,6 @@ class SampleOnMesh(ABC):
         kept = [combination for combination in asked if possible(self.call, combination)]
         if impossible := len(asked) - len(kept):
             self.ledger.report.untested[IMPOSSIBLE] += impossible
-        first = self.mesh_number == self.size == 0
-        of_torchs = is_torchs(self.call.op)  # type: ignore[arg-type]
         # a rule that keeps a state may look at no placements and list other rules each time
         self.reader.asks_everywhere = of_torchs or (first and self.ledger.number < _ASKED_EVERYWHERE)
         if first and self.reader.is_decomposed:
@@ -173,7 +176,7 @@ class SampleOnMesh(ABC):
                     self._bits[claim.rule] = bits
         # rules of torch's keep no state of their own: a few samples are enough
         if first and (options.samples_called_again or not of_torchs):
-            self.other_claims = self._ask_again(kept)
+            self.other_claims = [*self._ask_again(kept), *self._not_always_listed(listed)]
         if self.reader.lost:
             self.no_claims = self.reader.why_lost
         for wrong in (*self.failing(), *self.writing(), *(self.misdescribed() if first else ())):
@@ -202,6 +205,18 @@ class SampleOnMesh(ABC):
             for combination, claim in again
             if claim is not None and claim != self.claims.get(combination)
         ]
+
+    def _not_always_listed(self, before: Sequence[Sequence[ListedRule]]) -> list[Claim]:
+        """Return what DTensor claims if it asks once, as it does of a call: rules that are not listed each time.
+
+        ``before`` has the rules that were listed when the strategy was first asked about the call. One that keeps
+        something of the call before it lists other rules then: later, that is the same call.
+        """
+        times = [*before, self.reader.rules_now()] if before else []
+        by_text = {repr(rule): rule for rules in times for rule in rules}  # a masked partial is equal to itself alone
+        always = set(by_text).intersection(*(map(repr, rules) for rules in times))
+        some = [rule for text, rule in by_text.items() if text not in always]
+        return listed_claims(some, self.call, self.ledger.sample.op, self.mesh, self.reference)
 
     def failing(self) -> Iterator[WrongRule]:
         """Yield where DTensor failed, when it was last asked, instead of naming rules: once for each way to fail."""
@@ -391,7 +406,8 @@ class SampleOnMesh(ABC):
     def counterexample(self, claim: Claim, found: Mismatch) -> WrongRule:
         """Return the record of a claim that this draw refutes."""
         if claim.again:
-            found = replace(found, message=f"{found.message}; the strategy claims this only when it is asked again")
+            text = "the strategy does not claim this each time that it is asked about the call"
+            found = replace(found, message=f"{found.message}; {text}")
         return self._wrong(claim.rule, claim.inputs, found)
 
     def _wrong(self, rule: Rule, inputs: Combination, found: Mismatch) -> WrongRule:

@@ -34,6 +34,7 @@ from verifier.torch_internals.watching import EndlessRuleError, SlowRulesError, 
 
 __all__ = [
     "ClaimReader",
+    "ListedRule",
     "Propagation",
     "RuleFailure",
     "Slot",
@@ -42,6 +43,8 @@ __all__ = [
 _LONGEST = 12
 """DTensor is asked no more about a call once an answer has taken so many ticks; it takes a few milliseconds."""
 
+ListedRule = tuple[Combination, tuple[Placements | None, ...]]
+"""The placements of the inputs, and of the results: None for one that is no tensor."""
 _ASKED_ALIKE = 3
 """How often a strategy is asked about the same call to see whether it lists more rules each time."""
 
@@ -297,24 +300,39 @@ class ClaimReader:
         Such a strategy keeps a list, and takes longer at each call. An op is asked once.
         """
         if self.op not in counts_of_rules:
-            counts_of_rules[self.op] = tuple(self._count_of_rules() for _ in range(_ASKED_ALIKE))
+            counts_of_rules[self.op] = tuple(len(self.rules_now()) for _ in range(_ASKED_ALIKE))
         return all(few < many for few, many in itertools.pairwise(counts_of_rules[self.op]))
 
-    def _count_of_rules(self) -> int:
-        """Return how many rules the op's strategy lists for replicated arguments; 0 if it fails or lists none."""
-        if self.lists_rules:
-            return len(self.listed((2,), []) or ())
-        strategy = self._propagator.op_strategy_funcs.get(self.op)
-        if strategy is None or self.lost:
-            return 0
+    def rules_now(self) -> list[ListedRule]:
+        """Return the placements of inputs and results, on two ranks, of all rules that the op's strategy lists now.
+
+        There are none if it fails, and none for a list of tensors of which DTensor asks for each element.
+        """
         mesh = _bare_mesh((2,), 0)
         schema = self._schema([DTensorSpec(mesh, (Replicate(),), tensor_meta=meta) for meta in self._metas])
+        if self.lists_rules:
+            prepared = None if self.lost or self._is_foreach() else self._prepared(schema, mesh, self._result_meta)
+            count = 0 if prepared is None else prepared.num_outputs
+            rules = [] if prepared is None else prepared.expanded_strategies
+            return [
+                (
+                    tuple((p,) for p in rule[count:] if p is not None),
+                    tuple(None if p is None else (p,) for p in rule[:count]),
+                )
+                for rule in rules
+            ]
+        strategy = self._propagator.op_strategy_funcs.get(self.op)
+        if strategy is None or self.lost:
+            return []
         try:
             with self.around(mesh), ended_rules(_LONGEST):
-                return len(getattr(strategy(self._propagator._wrap_with_op_strategy(schema)), "strategies", ()))
+                decided = strategy(self._propagator._wrap_with_op_strategy(schema))
+                found = getattr(decided, "strategies", ())
+                inputs = [tuple(tuple(spec.placements) for spec in one.input_specs) for one in found]
+                return [(i, placements_of_spec(one.output_specs) or ()) for i, one in zip(inputs, found, strict=True)]
         except (Exception, SystemExit) as error:  # noqa: BLE001 - as in enumerated
             self._note_lost((2,), error)
-            return 0
+            return []
 
     def _may_claim(self, combination: Combination, mesh_shape: tuple[int, ...]) -> bool:
         """Return whether DTensor may claim a rule at ``combination``; a strategy may list all rules that there are."""
@@ -408,17 +426,22 @@ class ClaimReader:
     def _rules(
         self, schema: OpSchema, mesh: DeviceMesh, result_meta: Any, inputs: int
     ) -> list[tuple[Placement, ...]] | None:
-        info = self._propagator.op_single_dim_strategy_funcs[self.op]
-        try:
-            with self.around(mesh), self.watch(), ended_rules(_LONGEST):
-                wrapped = self._propagator._wrap_with_op_strategy(schema)
-                prepared = _PreparedSingleDimStrategy(info, wrapped, result_meta)
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - as above
-            self._note_lost(mesh.shape, error)
+        prepared = self._prepared(schema, mesh, result_meta)
+        if prepared is None:
             return None
         rules = [rule[prepared.num_outputs :] for rule in prepared.expanded_strategies]
         complete = [tuple(p for p in rule if p is not None) for rule in rules]
         return [rule for rule in complete if len(rule) == inputs]
+
+    def _prepared(self, schema: OpSchema, mesh: DeviceMesh, result_meta: Any) -> _PreparedSingleDimStrategy | None:
+        info = self._propagator.op_single_dim_strategy_funcs[self.op]
+        try:
+            with self.around(mesh), self.watch(), ended_rules(_LONGEST):
+                wrapped = self._propagator._wrap_with_op_strategy(schema)
+                return _PreparedSingleDimStrategy(info, wrapped, result_meta)
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - as above
+            self._note_lost(mesh.shape, error)
+            return None
 
     def _decomposes(self, combination: Sequence[Placement]) -> bool:
         """Return whether DTensor can carry ``combination`` through the op's decomposition."""
