@@ -6,7 +6,7 @@ import contextlib
 import functools
 import itertools
 import math
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ from torch._ops import OpOverload
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
-from torch.distributed.tensor._op_schema import OpSchema
+from torch.distributed.tensor._op_schema import OpSchema, OpSpec
 from torch.distributed.tensor._ops.single_dim_strategy import (
     _PreparedSingleDimStrategy,
     _resolve_foreach_elementwise_overload,
@@ -309,27 +309,24 @@ class ClaimReader:
         There are none if it fails, and none for a list of tensors of which DTensor asks for each element.
         """
         mesh = _bare_mesh((2,), 0)
-        schema = self._schema([DTensorSpec(mesh, (Replicate(),), tensor_meta=meta) for meta in self._metas])
         if self.lists_rules:
-            prepared = None if self.lost or self._is_foreach() else self._prepared(schema, mesh, self._result_meta)
-            count = 0 if prepared is None else prepared.num_outputs
-            rules = [] if prepared is None else prepared.expanded_strategies
+            skipped = self.lost or self._is_foreach()
+            prepared = None if skipped else self._prepared(self._with_a_shard(mesh), mesh, self._result_meta)
+            if prepared is None:
+                return []
             return [
-                (
-                    tuple((p,) for p in rule[count:] if p is not None),
-                    tuple(None if p is None else (p,) for p in rule[:count]),
-                )
-                for rule in rules
+                (tuple((p,) for p in inputs if p is not None), tuple(None if p is None else (p,) for p in outputs))
+                for rule in prepared.expanded_strategies
+                for outputs, inputs in [(rule[: prepared.num_outputs], rule[prepared.num_outputs :])]
             ]
         strategy = self._propagator.op_strategy_funcs.get(self.op)
         if strategy is None or self.lost:
             return []
+        schema = self._schema([DTensorSpec(mesh, (Replicate(),), tensor_meta=meta) for meta in self._metas])
         try:
             with self.around(mesh), ended_rules(_LONGEST):
                 decided = strategy(self._propagator._wrap_with_op_strategy(schema))
-                found = getattr(decided, "strategies", ())
-                inputs = [tuple(tuple(spec.placements) for spec in one.input_specs) for one in found]
-                return [(i, placements_of_spec(one.output_specs) or ()) for i, one in zip(inputs, found, strict=True)]
+                return _placed_by(getattr(decided, "strategies", ()))
         except (Exception, SystemExit) as error:  # noqa: BLE001 - as in enumerated
             self._note_lost((2,), error)
             return []
@@ -356,10 +353,10 @@ class ClaimReader:
         """
         mesh = _bare_mesh(mesh_shape, 0, self.dim_names)
         whole: Combination = ((Replicate(),) * mesh.ndim,) * len(self._metas)
-        listed: list[Combination] = []
+        found: list[ListedRule] = []
         before = ""
         for _ in range(2):
-            given = max(listed, key=_count_of_cuts, default=whole)
+            given = max((inputs for inputs, _ in found), key=_count_of_cuts, default=whole)
             specs = [WatchedSpec(mesh, held, tensor_meta=meta) for held, meta in zip(given, self._metas, strict=True)]
             schema = self._schema(specs)
             try:
@@ -367,17 +364,14 @@ class ClaimReader:
                     rules = rules_unread(strategy, self._propagator._wrap_with_op_strategy(schema))
                 if not rules or self._is_written_to(schema):
                     return None
-                listed = [tuple(tuple(spec.placements) for spec in rule.input_specs or ()) for rule in rules]
-                # as text: each masked partial has a mask of its own
-                text = repr(
-                    [(placed, placements_of_spec(r.output_specs)) for placed, r in zip(listed, rules, strict=True)]
-                )
+                found = _placed_by(rules)
+                text = repr(found)  # each masked partial has a mask of its own, and is equal to itself alone
             except (Exception, SystemExit):  # noqa: BLE001 - it says how it fails when it is asked at a combination
                 return None
-            if text != (before or text) or not all(self._is_well_formed(rule, mesh.ndim) for rule in listed):
+            if text != (before or text) or not all(self._is_well_formed(inputs, mesh.ndim) for inputs, _ in found):
                 return None
             before = text
-        return frozenset(tuple(tuple(map(unmasked, held)) for held in rule) for rule in listed)
+        return frozenset(tuple(tuple(map(unmasked, held)) for held in inputs) for inputs, _ in found)
 
     def _is_well_formed(self, rule: Combination, mesh_ndim: int) -> bool:
         return len(rule) == len(self._metas) == self._in_args and all(
@@ -386,12 +380,16 @@ class ClaimReader:
 
     def _listed_whole(self, mesh_shape: tuple[int, ...]) -> list[tuple[Placement, ...]] | None:
         mesh = _bare_mesh(mesh_shape, 0, self.dim_names)
+        return self._rules(self._with_a_shard(mesh), mesh, self._result_meta, len(self._metas))
+
+    def _with_a_shard(self, mesh: DeviceMesh) -> OpSchema:
+        """Return the call with the first tensor sharded: DTensor fills in a kind of shard that it sees in the call."""
         first = next((i for i, meta in enumerate(self._metas) if len(meta.shape)), None)
         specs = [
             DTensorSpec(mesh, (Shard(0) if i == first else Replicate(),) * mesh.ndim, tensor_meta=meta)
             for i, meta in enumerate(self._metas)
-        ]  # the strategy fills in Shard where it sees one among the inputs
-        return self._rules(self._schema(specs), mesh, self._result_meta, len(self._metas))
+        ]
+        return self._schema(specs)
 
     def _is_foreach(self) -> bool:
         return asked_per_element(self.op) and any(
@@ -525,6 +523,13 @@ class ClaimReader:
             yield
         finally:
             del propagator._propagate_tensor_meta_non_cached
+
+
+def _placed_by(rules: Iterable[OpSpec]) -> list[ListedRule]:
+    return [
+        (tuple(tuple(spec.placements) for spec in rule.input_specs or ()), placements_of_spec(rule.output_specs) or ())
+        for rule in rules
+    ]
 
 
 def _count_of_cuts(rule: Combination) -> int:
