@@ -25,7 +25,7 @@ from verifier.rules.claims import ASKED, claim_reader
 from verifier.rules.enumerate import input_combinations
 from verifier.rules.options import CheckOptions
 from verifier.rules.samples import Values
-from verifier.torch_internals.claims import ClaimReader
+from verifier.torch_internals.claims.reader import ClaimReader
 from verifier.torch_internals.names import OpOverload
 
 __all__ = ["calls_from_schema"]

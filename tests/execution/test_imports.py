@@ -37,7 +37,7 @@ from verifier.meshes.processes import PoolError, RulesNotInRanks
 from verifier.planning.families import Family, installed_families
 from verifier.rules.campaign.workers import WorkerError
 from verifier.runs.revision import import_digests
-from verifier.torch_internals.claims import ClaimReader
+from verifier.torch_internals.claims.reader import ClaimReader
 from verifier.torch_internals.names import OpOverload
 from verifier.torch_internals.registries import keys_of_rules, registries_of_rules, replaced_strategy
 

@@ -22,7 +22,7 @@ from verifier.rules.campaign.request import BEYOND
 from verifier.rules.check import check_sample
 from verifier.rules.options import CheckOptions
 from verifier.rules.samples import SampleOptions
-from verifier.torch_internals.claims import ClaimReader
+from verifier.torch_internals.claims.reader import ClaimReader
 from verifier.torch_internals.registries import replaced_strategy
 
 aten = torch.ops.aten

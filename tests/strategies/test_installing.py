@@ -19,7 +19,7 @@ from verifier.core.case import MeshSpec
 from verifier.execution.imports import run_imports
 from verifier.placements.algebra import local_shape
 from verifier.placements.bounds import shard_bounds
-from verifier.torch_internals.claims import ClaimReader
+from verifier.torch_internals.claims.reader import ClaimReader
 from verifier.torch_internals.names import pytree
 from verifier.torch_internals.placements import Placements
 from verifier.torch_internals.sharded_ops import RankView, ShardedOp

@@ -22,7 +22,8 @@ from verifier.execution.imports import registered_by, run_imports
 from verifier.execution.remedies import installed_remedies, remedied
 from verifier.gate.baseline import load_baseline
 from verifier.torch_internals.amending.propagation import is_torchs
-from verifier.torch_internals.claims import ClaimReader, Propagation
+from verifier.torch_internals.claims.reader import ClaimReader
+from verifier.torch_internals.claims.values import Propagation
 from verifier.torch_internals.ops import registered_overloads
 from verifier.torch_internals.placements import Placements
 from verifier.torch_internals.registries import keys_of_rules, registries_of_rules, replaced_strategy

@@ -15,7 +15,7 @@ import strategies
 from strategies import reshape_rules as flattening
 from strategies.reshape_rules import embedding_bag, flattens, refuse_another_number
 from verifier.placements.algebra import local_shape
-from verifier.torch_internals.claims import ClaimReader
+from verifier.torch_internals.claims.reader import ClaimReader
 
 VIEW = torch.ops.aten.view.default
 BOTH = (Shard(0), Shard(0))

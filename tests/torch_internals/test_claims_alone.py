@@ -16,7 +16,8 @@ from torch.distributed.tensor._ops import utils
 from torch.distributed.tensor.experimental import register_sharding
 
 from verifier.torch_internals.caches import clear_caches
-from verifier.torch_internals.claims import ClaimReader, Propagation
+from verifier.torch_internals.claims.reader import ClaimReader
+from verifier.torch_internals.claims.values import Propagation
 from verifier.torch_internals.names import OpOverload
 from verifier.torch_internals.placements import Combination, placement_text
 from verifier.torch_internals.registries import replaced_strategy

@@ -14,7 +14,8 @@ from torch.distributed.tensor.placement_types import Placement
 
 from verifier.torch_internals import caches
 from verifier.torch_internals.caches import clear_caches, traces_of_calls
-from verifier.torch_internals.claims import ClaimReader, Propagation
+from verifier.torch_internals.claims.reader import ClaimReader
+from verifier.torch_internals.claims.values import Propagation
 from verifier.torch_internals.registries import replaced_strategy
 
 OP = torch.ops.aten.mse_loss.default

@@ -22,7 +22,8 @@ from verifier.rules.enumerate import input_combinations
 from verifier.rules.execute import Cuts, LocalCall, Results, masked_indices, tensor_groups
 from verifier.rules.results import Rule
 from verifier.torch_internals.amending.propagation import is_torchs
-from verifier.torch_internals.claims import ClaimReader, ListedRule, Propagation, RuleFailure
+from verifier.torch_internals.claims.reader import ClaimReader
+from verifier.torch_internals.claims.values import ListedRule, Propagation, RuleFailure
 from verifier.torch_internals.names import OpOverload, pytree
 from verifier.torch_internals.placements import (
     Combination,

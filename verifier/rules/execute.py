@@ -15,7 +15,7 @@ from verifier.core.ops import opaque_results, resolve, written_arguments
 from verifier.placements.algebra import coordinates, take_local
 from verifier.placements.bounds import shard_bounds
 from verifier.placements.partials import split_index, split_partial
-from verifier.torch_internals.claims import Slot
+from verifier.torch_internals.claims.values import Slot
 from verifier.torch_internals.names import pytree
 from verifier.torch_internals.placements import Placements, masked_extent, norm_order
 

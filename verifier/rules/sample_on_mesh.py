@@ -37,7 +37,7 @@ from verifier.rules.options import DECISIVE
 from verifier.rules.results import Rule, WrongRule
 from verifier.rules.samples import Values, is_rare
 from verifier.torch_internals.amending.propagation import is_torchs
-from verifier.torch_internals.claims import ListedRule
+from verifier.torch_internals.claims.values import ListedRule
 from verifier.torch_internals.names import OpOverload
 from verifier.torch_internals.placements import Combination, Placements, placement_text
 from verifier.torch_internals.refusals import is_refusal, raised_in

@@ -26,7 +26,8 @@ from verifier.rules.execute import LocalCall
 from verifier.rules.results import Rule, WrongRule
 from verifier.rules.sample_on_mesh import CALL_ERRORS, SampleOnMesh
 from verifier.torch_internals.amending.propagation import is_torchs
-from verifier.torch_internals.claims import ClaimReader, Propagation
+from verifier.torch_internals.claims.reader import ClaimReader
+from verifier.torch_internals.claims.values import Propagation
 from verifier.torch_internals.names import OpOverload, pytree
 from verifier.torch_internals.placements import Combination, placement_text
 from verifier.torch_internals.registries import by_register_sharding
