@@ -5,11 +5,13 @@ import gc
 import os
 import sys
 
-__all__ = ["WORKER", "WORKER_STEPS", "Loading", "start_servers"]
+__all__ = ["OF_IMPORTS", "WORKER", "WORKER_STEP", "Loading", "start_servers"]
 
 WORKER = "verifier.rules.campaign.worker_process"
-WORKER_STEPS = (("verifier.rules.campaign.work:prepare",),)
+WORKER_STEP = "verifier.rules.campaign.work:prepare"
 """The module of level 1's workers and what their server does first, by name: to import them takes seconds."""
+OF_IMPORTS = "verifier.rules.campaign.work:prepare_for_imports"
+"""What the server of workers with imports does first."""
 
 _NAMES = {signal.SIGTERM: "SIGTERM", signal.SIGHUP: "SIGHUP"}
 
@@ -26,7 +28,7 @@ class Loading:
         As for :func:`start_servers`: processes that load torch at the same time.
     """
 
-    def __init__(self, hash_seeds: int = 0, workers: bool = False) -> None:
+    def __init__(self, hash_seeds: int = 0, workers: str = "") -> None:
         self._hash_seeds, self._workers = hash_seeds, workers
 
     def __enter__(self) -> None:
@@ -46,8 +48,8 @@ class Loading:
             torch.set_num_threads(1)
 
 
-def start_servers(hash_seeds: int, workers: bool) -> None:
-    """Start the fork servers of ranks with so many hash seeds, and that of level 1's workers."""
+def start_servers(hash_seeds: int, workers: str) -> None:
+    """Start the fork servers of ranks with so many hash seeds, and that of level 1's workers, if it has a step."""
     from verifier.processes.forks import load_ahead
     from verifier.processes.scripts import TORCH_ALONE
 
@@ -58,7 +60,7 @@ def start_servers(hash_seeds: int, workers: bool) -> None:
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": str(seed)}
         load_ahead(TORCH_ALONE, (), environment, path)
         if workers and seed == 0:
-            load_ahead(WORKER, WORKER_STEPS, environment, path, TORCH_ALONE)
+            load_ahead(WORKER, [(workers,)], environment, path, TORCH_ALONE)
 
 
 def _end(number: int, _frame: object) -> None:

@@ -22,7 +22,7 @@ from verifier.cli.common import (
     write_decision,
     write_out,
 )
-from verifier.cli.loading import Loading
+from verifier.cli.loading import OF_IMPORTS, Loading
 from verifier.cli.options import (
     DEFAULT_BASELINE,
     AskedImports,
@@ -129,7 +129,7 @@ def gate(
 
         evidence = recorded_since(changed, store, known, (), mesh or ())
     elif imports and not asked:
-        with Loading(hash_seeds=1, workers=True):
+        with Loading(hash_seeds=1, workers=OF_IMPORTS):
             from verifier.cli.own_rules import verify_own_rules
         evidence = verify_own_rules(
             imports, mesh or (), store, known, baseline, rank_memory, cluster, changed, dry_run, detail, jobs,

@@ -8,7 +8,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from verifier.cli.loading import Loading
+from verifier.cli.loading import OF_IMPORTS, WORKER_STEP, Loading
 from verifier.cli.options import (
     DEFAULT_BASELINE,
     BaselineOption,
@@ -106,7 +106,7 @@ def rules(
         _diff(patterns[1:], fail_on, output, typed(context, "fail_on"))
     fails = FailOn.parse(fail_on or FailOn.WRONG, FailOn.WRONG, FailOn.MISSING, typed=typed(context, "fail_on"))
     check_imports(imports)
-    with Loading(hash_seeds=1, workers=True):
+    with Loading(hash_seeds=1, workers=OF_IMPORTS if imports else WORKER_STEP):
         from verifier.cli.common import command_line
         from verifier.cli.rules_work import check
         from verifier.rules.campaign.request import RulesRequest

@@ -17,7 +17,7 @@ from verifier.mutation.outcomes import Kind, MutationRun, Outcome
 from verifier.mutation.ranks import RankTrials
 from verifier.mutation.work import Reached, Reaching, Tried, Trying, reach, try_mutants
 from verifier.rules.campaign.request import RulesPlan
-from verifier.rules.campaign.work import prepare
+from verifier.rules.campaign.work import preparation
 from verifier.rules.campaign.workers import Died, Failed, Finished, GaveUp, Part, WorkerSet
 from verifier.rules.samples import Target
 from verifier.torch_internals.amending.mutating import NotInstallableError
@@ -119,7 +119,7 @@ def run_mutants(
         If no sample reaches any of the files.
     """
     run = _Noted(journal)
-    with WorkerSet(options.jobs, plan.header.imports, STALL_LIMIT, prepare=prepare) as workers:
+    with WorkerSet(options.jobs, plan.header.imports, STALL_LIMIT, prepare=preparation(plan.header.imports)) as workers:
         sampled = _reach(workers, plan, files, run, progress)
         mutants = _candidates(files, sampled, whole)
         run.candidates = len(mutants)

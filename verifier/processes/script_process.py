@@ -32,6 +32,16 @@ class _ForkedRank(popen_spawn_posix.Popen):
     """A process that a script starts, forked from a process that has loaded torch."""
 
     _forked: Forked | None = None
+    _pid = 0
+
+    @property
+    def pid(self) -> int:
+        """The process id. A server may still be loading torch, so that it is waited for only when it is asked for."""
+        return self._pid if self._forked is None else self._forked.pid
+
+    @pid.setter
+    def pid(self, pid: int) -> None:
+        self._pid = pid
 
     def _launch(self, process_obj: Any) -> None:
         message = io.BytesIO()
@@ -55,7 +65,6 @@ class _ForkedRank(popen_spawn_posix.Popen):
         if self._forked is None:
             super()._launch(process_obj)  # type: ignore[misc]
             return
-        self.pid = self._forked.pid
         with open(ours, "wb", closefd=False) as file:
             file.write(message.getbuffer())
 

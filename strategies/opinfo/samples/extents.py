@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -29,6 +30,8 @@ _MOST_ELEMENTS = 1 << 22
 """A call with more elements takes more memory than a worker has."""
 _MOST_CALLS = 60
 """So many calls are tried to find one at another size."""
+_GROUPS: WeakKeyDictionary[Call, tuple[Group, ...]] = WeakKeyDictionary()
+"""The groups of each call: each of hundreds of changes of a call asks for them."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,12 @@ class Extents:
 
         Equal extents of different dims of one tensor are two groups if the op takes other values for one of them.
         """
+        if call not in _GROUPS:
+            _GROUPS[call] = cls._found(call).groups
+        return cls(call, _GROUPS[call])
+
+    @classmethod
+    def _found(cls, call: Call) -> Extents:
         tensors = [(number, leaf) for number, leaf in enumerate(call.leaves) if isinstance(leaf, torch.Tensor)]
         by_extent: dict[int, list[Place]] = {}
         for number, tensor in tensors:

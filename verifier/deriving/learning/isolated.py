@@ -27,7 +27,7 @@ from verifier.deriving.learning.evidence import (
 )
 from verifier.deriving.learning.held_out import Asked, Here
 from verifier.planning.own_samples import overload_named
-from verifier.rules.campaign.work import prepare, samples_of
+from verifier.rules.campaign.work import preparation, samples_of
 from verifier.rules.campaign.workers import Failed, InFlight, Part, Position, WorkerSet
 from verifier.rules.options import CheckOptions
 from verifier.rules.samples import Sample, SampleOptions, Target, Values
@@ -100,7 +100,7 @@ class Workshop:
     """
 
     def __init__(self, imports: Sequence[str] = (), jobs: int = 1) -> None:
-        self._workers = WorkerSet(jobs, imports, stall_limit=_STALL_LIMIT, prepare=prepare)
+        self._workers = WorkerSet(jobs, imports, stall_limit=_STALL_LIMIT, prepare=preparation(imports))
         self.seconds = 0.0
 
     def __enter__(self) -> Workshop:

@@ -12,7 +12,7 @@ from verifier.gate.rule_changes import Change, RuleChange, changes_between
 from verifier.records.rule_table import ClaimedRule, RuleTable
 from verifier.rules.campaign.request import RulesPlan
 from verifier.rules.campaign.table import TableBuilder
-from verifier.rules.campaign.work import WorkItem, check_target, number_of_parts, prepare
+from verifier.rules.campaign.work import WorkItem, check_target, number_of_parts, preparation
 from verifier.rules.campaign.workers import Finished, Part, WorkerSet
 from verifier.rules.claims import GROWS
 from verifier.rules.results import SampleReport
@@ -104,7 +104,8 @@ def _claimed(plan: RulesPlan, targets: Sequence[Target], alone: bool) -> RuleTab
             for part in range(parts)
         ]
         imports = () if alone else plan.header.imports
-        with WorkerSet(max(1, min(plan.jobs, len(items))), imports, prepare=prepare, alone=alone) as workers:
+        jobs = max(1, min(plan.jobs, len(items)))
+        with WorkerSet(jobs, imports, prepare=preparation(imports), alone=alone) as workers:
             for outcome in workers.run(items, check_target):
                 index, part = divmod(outcome.item, parts)
                 if isinstance(outcome, Part):

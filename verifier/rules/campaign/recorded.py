@@ -39,7 +39,7 @@ from verifier.rules.campaign.confirm import Confirmer
 from verifier.rules.campaign.outcomes import Outcomes, earlier_outcomes
 from verifier.rules.campaign.request import Progress, RulesPlan
 from verifier.rules.campaign.table import TableBuilder
-from verifier.rules.campaign.work import WorkItem, check_target, number_of_parts, prepare
+from verifier.rules.campaign.work import WorkItem, check_target, number_of_parts, preparation
 from verifier.rules.campaign.workers import Died, Failed, Finished, GaveUp, Outcome, Part, WorkerSet
 from verifier.rules.results import SampleReport, WrongRule
 from verifier.runs.journal import RunWriter
@@ -126,7 +126,8 @@ class _RulesRun:
         began = time.monotonic()
         if not items:
             return
-        with WorkerSet(min(plan.jobs, len(items)), plan.header.imports, prepare=prepare) as workers:
+        imports = plan.header.imports
+        with WorkerSet(min(plan.jobs, len(items)), imports, prepare=preparation(imports)) as workers:
             workers.start()
             ready = time.monotonic()
             self.starting = ready - began

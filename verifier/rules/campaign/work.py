@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
@@ -17,9 +18,17 @@ from verifier.rules.options import CheckOptions
 from verifier.rules.results import SampleReport
 from verifier.rules.samples import Sample, SampleOptions, SampleSource, Target, installed_sources, is_rare
 
-__all__ = ["WorkItem", "check_target", "number_of_parts", "prepare", "samples_of"]
+__all__ = [
+    "WorkItem",
+    "check_target",
+    "number_of_parts",
+    "preparation",
+    "prepare",
+    "prepare_for_imports",
+    "samples_of",
+]
 
-FEW, PARTS_OF_FEW = 24, 4
+FEW, PARTS_OF_FEW = 24, 8
 """So few ops are shared out among the workers, each in so many parts; of more ops each worker has some to itself."""
 
 
@@ -52,6 +61,17 @@ def prepare() -> None:
     """Load what every worker needs, so that it is ready when it says so."""
     for source in _sources().values():
         source.prepare()
+
+
+def prepare_for_imports() -> None:
+    """Load also what the first fake tensor loads: calls for rules of the user's are drawn with fake tensors."""
+    prepare()
+    importlib.import_module("torch._dynamo")
+
+
+def preparation(imports: Sequence[str]) -> Callable[[], None]:
+    """Return what a worker with these imports does before it is ready."""
+    return prepare_for_imports if imports else prepare
 
 
 @cache

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import importlib
 import mmap
 import os
 import pickle
 import struct
-import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -28,7 +26,6 @@ from verifier.rules.options import Position
 __all__ = ["Flight", "InFlight", "Position", "Task", "WorkerProcess"]
 
 START_LIMIT = 180.0
-_COMPILER = "torch._dynamo"
 _TAIL = 600
 _WAITING, _BUSY = 0.02, 10
 """A worker that got less than this share of a processor waits for something; one that computes gets at most so many
@@ -132,8 +129,6 @@ class WorkerProcess:
         self.connection, theirs = Pipe()
         try:
             steps = [(f"{prepare.__module__}:{prepare.__qualname__}",)] if prepare is not None else []
-            if imports and _COMPILER in sys.modules:  # as a first call of a custom op loads it
-                steps.append((f"{load_compiler.__module__}:{load_compiler.__qualname__}",))
             environment = {**os.environ, "PYTHONHASHSEED": "0"}  # that of a rank, so that they share a fork server
             self._child = Child(__name__, theirs.fileno(), environment=environment, steps=steps, base=TORCH_ALONE)
         finally:
@@ -212,11 +207,6 @@ class WorkerProcess:
         """Kill the worker, if it lives, and release what belongs to it."""
         self._child.close()
         self.connection.close()
-
-
-def load_compiler() -> None:
-    """Load, in a fork server, what a first call of a custom op loads."""
-    importlib.import_module(_COMPILER)
 
 
 # ------------------------------------------------------------------------------------------------------ in the worker

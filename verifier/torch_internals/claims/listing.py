@@ -130,23 +130,35 @@ class Listing(AskedCall):
 
     def _may_claim(self, combination: Combination, mesh_shape: tuple[int, ...]) -> bool:
         """Return whether DTensor may claim a rule at ``combination``; a strategy may list all rules that there are."""
-        strategy = self._propagator.op_strategy_funcs.get(self.op)
         few = len(self._metas) < 2  # combinations: to ask at each takes no longer
-        if self.asks_everywhere or self.lists_rules or strategy is None or few:
+        if self.asks_everywhere or few:
             return True
-        key = mesh_shape, self.dim_names
-        if key not in self._listings:
-            self._listings[key] = self._listing(strategy, mesh_shape)
-        listing = self._listings[key]
+        listing = self._listing(mesh_shape)
         return listing is None or combination in listing
 
-    def _listing(
+    def reads_no_placements(self, mesh_shape: tuple[int, ...]) -> bool:
+        """Return whether the op's strategy, which is run for that, lists the same rules whatever it is given."""
+        return self.lists_rules or self._listing(mesh_shape) is not None
+
+    def _listing(self, mesh_shape: tuple[int, ...]) -> frozenset[Combination] | None:
+        """Return all placements at which the op's strategy may claim a rule; None if that depends on those it is given.
+
+        It is also None for an op without a strategy for all mesh dims.
+        """
+        strategy = self._propagator.op_strategy_funcs.get(self.op)
+        if strategy is None or self.lists_rules or self.lost:
+            return None
+        key = mesh_shape, self.dim_names
+        if key not in self._listings:
+            self._listings[key] = self._listing_of(strategy, mesh_shape)
+        return self._listings[key]
+
+    def _listing_of(
         self, strategy: Callable[[OpSchema], object], mesh_shape: tuple[int, ...]
     ) -> frozenset[Combination] | None:
-        """Return all placements at which a strategy may claim a rule; None if it decides by those that it is given.
+        """Ask a strategy twice, with replicated arguments and with others: it has to list the same rules each time.
 
-        It is asked twice, with replicated arguments and with others: it has to list the same rules each time. DTensor
-        never redistributes keyword arguments, so that it may take a rule there that asks for others.
+        DTensor never redistributes keyword arguments, so that it may take a rule there that asks for others.
         """
         mesh = bare_mesh(mesh_shape, 0, self.dim_names)
         whole: Combination = ((Replicate(),) * mesh.ndim,) * len(self._metas)
@@ -157,7 +169,7 @@ class Listing(AskedCall):
             specs = [WatchedSpec(mesh, held, tensor_meta=meta) for held, meta in zip(given, self._metas, strict=True)]
             schema = self._schema(specs)
             try:
-                with self.around(mesh), ended_rules(MOST_TICKS):
+                with self.around(mesh), self.watch(), ended_rules(MOST_TICKS):
                     rules = rules_unread(strategy, self._propagator._wrap_with_op_strategy(schema))
                 if not rules or self._is_written_to(schema):
                     return None

@@ -25,8 +25,10 @@ def run_rule(call: Call, watch: Watch) -> None:
     results = attempt(call)
     one = results[0] if results is not None and len(results) == 1 else results
     reader = claim_reader(call.op, call.args, call.kwargs, one, watch)
-    if reader.lists_rules:  # whatever placements it is given
+    if reader.lists_rules:
         reader.listed((_EXTENT,), [])
+        return
+    if reader.reads_no_placements((_EXTENT,)):  # it has run now, and runs the same code for all placements
         return
     case = OpCase(str(call.op), f"torch.ops.{call.op}", call.args, call.kwargs, "opinfo")
     with watch.on():

@@ -24,6 +24,9 @@ _MOST_LENGTHS, _LONGEST_LIST = 2, 12
 _MOST_CONSTANTS = 8
 _LARGEST = 64
 """Larger integers in the code of a rule are not given as arguments: an extent of that size would take long."""
+_MOST_ELEMENTS, _MOST_TIMES = 1 << 15, 8
+"""A call has at most so many elements, or so many times those that it had. A call of millions takes level 1 longer than
+all other calls of the op."""
 
 
 def extent_branches(call: Call) -> Iterator[Variation]:
@@ -98,7 +101,11 @@ def _alone_too(extents: Extents) -> list[Group]:
 def _with_extent(number: int, extent: int, call: Call) -> Call | None:
     extents = Extents.of(call)
     groups = _alone_too(extents)
-    return extents.other(groups[number], extent) if number < len(groups) else None
+    if number >= len(groups):
+        return None
+    elements = extents.elements({groups[number]: extent})
+    few = elements <= max(_MOST_ELEMENTS, _MOST_TIMES * extents.elements({}))
+    return extents.other(groups[number], extent) if few else None
 
 
 def tied_ones(call: Call) -> Iterator[Variation]:
