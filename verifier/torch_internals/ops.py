@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,6 +27,7 @@ __all__ = [
     "has_decomposition",
     "has_gradient_formula",
     "is_composite",
+    "load_compiler",
     "registered_overloads",
     "selected_overload",
     "written_tensors",
@@ -122,6 +124,11 @@ def has_gradient_formula(op: OpOverload) -> bool:
     name: str = op.name()  # type: ignore[no-untyped-call]
     keys = ("Autograd", "AutogradCPU", "AutogradCUDA", "CompositeImplicitAutograd")
     return any(torch._C._dispatch_has_kernel_for_dispatch_key(name, key) for key in keys)
+
+
+def load_compiler() -> None:
+    """Load torch's compiler, as the first fake tensor of a process does; takes half a second."""
+    importlib.import_module("torch._dynamo")
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -17,6 +16,7 @@ from verifier.rules.check import check_sample
 from verifier.rules.options import CheckOptions
 from verifier.rules.results import SampleReport
 from verifier.rules.samples import Sample, SampleOptions, SampleSource, Target, installed_sources, is_rare
+from verifier.torch_internals.ops import load_compiler
 
 __all__ = [
     "WorkItem",
@@ -64,9 +64,9 @@ def prepare() -> None:
 
 
 def prepare_for_imports() -> None:
-    """Load also what the first fake tensor loads: calls for rules of the user's are drawn with fake tensors."""
+    """Load torch's compiler, too: calls for rules of the user's are drawn with fake tensors."""
     prepare()
-    importlib.import_module("torch._dynamo")
+    load_compiler()
 
 
 def preparation(imports: Sequence[str]) -> Callable[[], None]:
