@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from datetime import date
@@ -71,11 +71,12 @@ class Tried:
 
         self.it = Attribution(run, [cause(one.name) for one in remedies], {one.name: one for one in remedies})
 
-    def explain(self, trial: Trial = TRIAL, first: str = "") -> list[str]:
+    def explain(self, trial: Trial = TRIAL, first: Sequence[str] = (), before: Collection[str] = ()) -> list[str]:
         observation = observed(trial, wrong=True)
         failure = Failure(trial, observation, judge(observation, make_reference(trial.case)))
         assert failure.verdict.kind is VerdictKind.WRONG_VALUE
-        return [one.remedy for one in self.it.explain(failure, first=(cause(first),) if first else ())]
+        groups = [tuple(map(cause, group)) for group in first]
+        return [one.remedy for one in self.it.explain(failure, first=groups, before={*map(cause, before)})]
 
 
 def all_of(*names: str) -> Mends:
@@ -95,13 +96,33 @@ def test_a_cause_of_one_op_is_tried_before_one_of_any_op() -> None:
 
 def test_a_cause_that_explained_such_a_failure_is_tried_before_all_others() -> None:
     tried = Tried(all_of("c"), *map(remedy, "abc"))
-    assert tried.explain(first="c") == ["c"]
+    assert tried.explain(first=["c"]) == ["c"]
     assert tried.runs == [("c",), (), ()]
+
+
+def test_of_causes_that_explained_such_failures_as_few_are_named_as_mend_this_one() -> None:
+    tried = Tried(all_of("c"), *map(remedy, "abcd"))
+    assert tried.explain(first=["a", "bcd"]) == ["c"]
+    assert tried.runs[:2] == [("a",), ("b", "c", "d")]
+    assert len(tried.runs) <= 7
+
+
+def test_a_cause_that_explained_anything_before_is_tried_before_the_other_likely_ones() -> None:
+    tried = Tried(all_of("c"), *map(remedy, "abc"))
+    assert tried.explain(before="c") == ["c"]
+    assert tried.runs == [("c",), (), ()]
+
+
+def test_likely_causes_are_tried_together_before_all_causes_are() -> None:
+    others = [remedy(f"r{n}", "aten.other") for n in range(64)]
+    tried = Tried(all_of("a", "b"), remedy("a"), *others, remedy("b"))
+    assert tried.explain() == ["a", "b"]
+    assert max(map(len, tried.runs)) == 2
 
 
 def test_a_cause_that_explained_another_failure_need_not_explain_this_one() -> None:
     tried = Tried(all_of("b"), *map(remedy, "abc"))
-    assert tried.explain(first="c") == ["b"]
+    assert tried.explain(first=["c"]) == ["b"]
 
 
 def test_what_is_not_likely_is_found_by_leaving_out() -> None:
@@ -131,6 +152,10 @@ def test_a_remedy_may_let_the_trial_get_as_far_as_another_cause(ops: str, refuse
     failure = Failure(TRIAL, observation, judge(observation, make_reference(TRIAL.case)))
     assert failure.verdict.kind is VerdictKind.CRASH
     assert [one.remedy for one in tried.it.explain(failure)] == ["crash", "value"]
+    assert tried.runs == [("crash",), ("crash", "value"), (), ()]
+    tried.runs.clear()
+    seen = {cause("value")}  # beside which the other one is tried before all likely ones are in force together
+    assert [one.remedy for one in tried.it.explain(failure, before=seen)] == ["crash", "value"]
     assert tried.runs == [("crash",), ("crash", "value"), (), ()]
 
 

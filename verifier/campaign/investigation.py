@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Protocol
 
 from hypothesis.strategies import SearchStrategy
@@ -137,8 +138,8 @@ class Investigation:
         """By the key of a group. Entries and minimised failures add keys that no failure may have yet."""
         self._of_place: dict[str, Defect] = {}
         """New findings, by the place in torch where they come from."""
-        self._explained: dict[tuple[str, Symptom], Cause] = {}
-        """The cause that explained the last failure of an op with a symptom, wherever its tensors lay."""
+        self._explained: dict[tuple[str, Symptom], tuple[Cause, ...]] = {}
+        """The causes that together explained the last failure of an op with a symptom, wherever its tensors lay."""
         self._late: set[str] = set()
         """The entries that were run again only because a failure looked like theirs."""
 
@@ -282,9 +283,10 @@ class Investigation:
                 if before and attribution.is_mended(failure, before):
                     causes = before
                 else:
-                    causes = attribution.explain(failure, first=self._explaining(failure))
+                    causes = attribution.explain(failure, first=self._explaining(failure), before=self._in_this_run())
             if causes:
                 before = causes
+                self._explained[failure.trial.case.op, symptom(failure)] = causes
                 self._settle_group(causes[0], failure, group.key)
             elif not before:
                 self._emit(GroupStarted(group.key))
@@ -299,10 +301,15 @@ class Investigation:
                 self._emit(GroupStarted(others.key))
                 self._look_into(others, smallest, alone)
 
-    def _explaining(self, failure: Failure) -> tuple[Cause, ...]:
-        """Return the cause that explained the last failure of this op with this symptom, if any."""
-        cause = self._explained.get((failure.trial.case.op, symptom(failure)))
-        return () if cause is None else (cause,)
+    def _explaining(self, failure: Failure) -> list[tuple[Cause, ...]]:
+        """Return the causes that explained the last failure of the op with the symptom, and all those of the op."""
+        op = failure.trial.case.op
+        of_op = chain.from_iterable(causes for (of, _), causes in self._explained.items() if of == op)
+        return [self._explained.get((op, symptom(failure)), ()), tuple(dict.fromkeys(of_op))]
+
+    def _in_this_run(self) -> set[Cause]:
+        """Return all causes that have explained anything."""
+        return {*chain.from_iterable(self._explained.values())}
 
     def _settle_group(self, entry: BaselineEntry, failure: Failure, key: str) -> None:
         """Assign the failures with ``key`` to a known finding or cause that ``failure`` shows."""
@@ -415,7 +422,7 @@ class Investigation:
     def _is_shown(self, entry: BaselineEntry, failure: Failure, *keys: str) -> None:
         """Assign groups to a known finding; another op than the entry's may have shown it."""
         if isinstance(entry, Cause):
-            self._explained[failure.trial.case.op, symptom(failure)] = entry
+            self._explained.setdefault((failure.trial.case.op, symptom(failure)), (entry,))
         if entry.fingerprint not in self._defects:
             self._defects[entry.fingerprint] = Defect(entry, failure)
             self.known = [known for known in self.known if known.fingerprint != entry.fingerprint]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from verifier.core.case import Trial
@@ -118,23 +118,31 @@ class Attribution:
 
         return self.recall(trial, (*remedies, again) if again else remedies, make)
 
-    def explain(self, failure: Failure, alone: bool = False, first: tuple[Cause, ...] = ()) -> tuple[Cause, ...]:
+    def explain(
+        self,
+        failure: Failure,
+        alone: bool = False,
+        first: Sequence[tuple[Cause, ...]] = (),
+        before: Collection[Cause] = (),
+    ) -> tuple[Cause, ...]:
         """Return the causes whose remedies together mend ``failure``, as few as were found; none if no remedies do.
 
-        Causes that explained a failure like this one come ``first``. Then each likely cause is tried alone, the most
-        special one first. Then all remedies are in force, and as many are
-        left out as can be. Then the other causes are tried whose remedies let DTensor refuse, because an op that a
-        function of torch calls is not known if nothing is redistributed for it. Then causes are added one by one, as
-        each shows the next, also in ops that the trial runs only now. At last, all remedies are in force, whatever
-        their verdicts, if under those of the failure's verdict the trial fails otherwise or elsewhere. Remedies explain
-        nothing if the trial also passes without them by then.
+        Groups of causes that explained failures like this one come ``first``. Then each likely cause is tried alone:
+        the most special ones first, and of these those that explained anything ``before``. Those that change how the
+        trial fails are tried beside each cause that explained anything before. Then the likely remedies are in force
+        together, then all remedies, and as many are left out as can be. Then the other causes are tried whose remedies
+        let DTensor refuse, because an op that a function of torch calls is not known if nothing is redistributed for
+        it. Then causes are added one by one, as each shows the next, also in ops that the trial runs only now. At last,
+        all remedies are in force, whatever their verdicts, if under those of the failure's verdict the trial fails
+        otherwise or elsewhere. Remedies explain nothing if the trial also passes without them by then.
 
         Parameters
         ----------
         alone
             Whether to try no more than each likely cause alone, which takes the least time.
         """
-        causes = first if first and self.is_mended(failure, first) else self._mending(failure, alone)
+        group = next((causes for causes in dict.fromkeys(first) if causes and self.is_mended(failure, causes)), ())
+        causes = tuple(self._fewest(failure, list(group))) or self._mending(failure, alone, before)
         return causes if causes and self._still_fails(failure) else ()
 
     def _still_fails(self, failure: Failure) -> bool:
@@ -145,11 +153,11 @@ class Attribution:
         again = _AGAIN[:1] if failure.verdict.kind is VerdictKind.HANG else _AGAIN
         return all(self._outcome(failure.trial, (), name)[1].kind.bad for name in again)
 
-    def _mending(self, failure: Failure, alone: bool) -> tuple[Cause, ...]:
+    def _mending(self, failure: Failure, alone: bool, before: Collection[Cause]) -> tuple[Cause, ...]:
         kind = failure.verdict.kind
         may = [cause for cause in self.causes if self._may_have(cause, kind)]
         ops = ops_of(failure)
-        likely = self._likely(ops)
+        likely = self._likely(ops, before)
         changed: list[tuple[Cause, VerdictKind, set[str]]] = []
         gets_on, far = False, _how_far(failure.observation)
         # a trial that hangs costs its time limit under each remedy, so that only those that name a hang are tried alone
@@ -161,6 +169,13 @@ class Attribution:
                 changed.append((cause, left, _executed(observation)))
         if alone:
             return ()
+        for cause, left, _ in changed:
+            for further in self.causes:
+                if further in before and self._may_have(further, left) and self.is_mended(failure, (cause, further)):
+                    return cause, further
+        close = [cause for cause in may if cause in likely]
+        if 1 < len(close) < len(may) and self.is_mended(failure, close):
+            return tuple(self._fewest(failure, close))
         if len(may) > 1:
             observation, left = self._left(failure, may)
             if left is None:
@@ -173,7 +188,7 @@ class Attribution:
                 return (cause,)
         for cause, left, ran in changed:  # under its remedy, the trial gets as far as another defect
             refusing = [one for one in self.causes if self.remedies[one.remedy].refuses]
-            for further in dict.fromkeys([*self._likely(ops | ran), *refusing]):
+            for further in dict.fromkeys([*self._likely(ops | ran, before), *refusing]):
                 if self._may_have(further, left) and self.is_mended(failure, (cause, further)):
                     return cause, further
         if gets_on and self.is_mended(failure, self.causes):
@@ -221,10 +236,13 @@ class Attribution:
                 return all(self.remedies[cause.remedy].refuses for cause in causes)
         return False
 
-    def _likely(self, ops: frozenset[str]) -> list[Cause]:
-        """Return the causes that concern ``ops``, those that concern any op last."""
+    def _likely(self, ops: frozenset[str], before: Collection[Cause]) -> list[Cause]:
+        """Return the causes that concern ``ops``, those of any op last; of each kind, those ``before`` first."""
         likely = [cause for cause in self.causes if self.remedies[cause.remedy].is_likely(ops)]
-        return sorted(likely, key=lambda one: "*" in self.remedies[one.remedy].ops)
+        return sorted(likely, key=lambda one: (self._concerns_any(one), one not in before))
+
+    def _concerns_any(self, cause: Cause) -> bool:
+        return "*" in self.remedies[cause.remedy].ops
 
     def _may_have(self, cause: Cause, verdict: VerdictKind) -> bool:
         return not self.remedies[cause.remedy].verdicts or self._says(cause, verdict)
@@ -233,7 +251,11 @@ class Attribution:
         return verdict in self.remedies[cause.remedy].verdicts
 
     def _fewest(self, failure: Failure, mending: list[Cause]) -> list[Cause]:
-        """Return a smallest subset of ``mending`` that still mends: leave out halves, then quarters, and so on."""
+        """Return a smallest subset of ``mending`` that still mends: leave out halves, then quarters, and so on.
+
+        Causes that concern any op are left out first.
+        """
+        mending = sorted(mending, key=self._concerns_any, reverse=True)
         size = len(mending)
         while size > 1:
             size = (size + 1) // 2
@@ -244,7 +266,7 @@ class Attribution:
                     mending = fewer
                 else:
                     start += size
-        return mending
+        return [cause for cause in self.causes if cause in mending]
 
 
 def _when(verdict: Verdict) -> tuple[int, int, int]:
