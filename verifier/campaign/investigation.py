@@ -140,6 +140,8 @@ class Investigation:
         """New findings, by the place in torch where they come from."""
         self._explained: dict[tuple[str, Symptom], tuple[Cause, ...]] = {}
         """The causes that together explained the last failure of an op with a symptom, wherever its tensors lay."""
+        self._explained_of: dict[str, dict[Cause, None]] = {}
+        """All causes that explained a failure of an op."""
         self._late: set[str] = set()
         """The entries that were run again only because a failure looked like theirs."""
 
@@ -286,7 +288,7 @@ class Investigation:
                     causes = attribution.explain(failure, first=self._explaining(failure), before=self._in_this_run())
             if causes:
                 before = causes
-                self._explained[failure.trial.case.op, symptom(failure)] = causes
+                self._remember(failure, causes)
                 self._settle_group(causes[0], failure, group.key)
             elif not before:
                 self._emit(GroupStarted(group.key))
@@ -304,12 +306,16 @@ class Investigation:
     def _explaining(self, failure: Failure) -> list[tuple[Cause, ...]]:
         """Return the causes that explained the last failure of the op with the symptom, and all those of the op."""
         op = failure.trial.case.op
-        of_op = chain.from_iterable(causes for (of, _), causes in self._explained.items() if of == op)
-        return [self._explained.get((op, symptom(failure)), ()), tuple(dict.fromkeys(of_op))]
+        return [self._explained.get((op, symptom(failure)), ()), tuple(self._explained_of.get(op, ()))]
 
     def _in_this_run(self) -> set[Cause]:
         """Return all causes that have explained anything."""
-        return {*chain.from_iterable(self._explained.values())}
+        return {*chain.from_iterable(self._explained_of.values())}
+
+    def _remember(self, failure: Failure, causes: Sequence[Cause]) -> None:
+        op = failure.trial.case.op
+        self._explained[op, symptom(failure)] = tuple(causes)
+        self._explained_of.setdefault(op, {}).update(dict.fromkeys(causes))
 
     def _settle_group(self, entry: BaselineEntry, failure: Failure, key: str) -> None:
         """Assign the failures with ``key`` to a known finding or cause that ``failure`` shows."""
@@ -421,8 +427,8 @@ class Investigation:
 
     def _is_shown(self, entry: BaselineEntry, failure: Failure, *keys: str) -> None:
         """Assign groups to a known finding; another op than the entry's may have shown it."""
-        if isinstance(entry, Cause):
-            self._explained.setdefault((failure.trial.case.op, symptom(failure)), (entry,))
+        if isinstance(entry, Cause) and (failure.trial.case.op, symptom(failure)) not in self._explained:
+            self._remember(failure, (entry,))
         if entry.fingerprint not in self._defects:
             self._defects[entry.fingerprint] = Defect(entry, failure)
             self.known = [known for known in self.known if known.fingerprint != entry.fingerprint]
