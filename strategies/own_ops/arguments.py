@@ -19,10 +19,10 @@ from strategies.opinfo.samples.asking.arguments import near_numbers, without_ten
 from strategies.opinfo.samples.asking.claimed import claimed, kinds_of
 from strategies.opinfo.samples.asking.extents import extent_branches, lengths_of_rule
 from strategies.opinfo.samples.asking.lists import list_branches
-from strategies.opinfo.samples.asking.tensors import branches
+from strategies.opinfo.samples.asking.tensors import as_floats, as_integers, branches
 from verifier.torch_internals.amending.propagation import rule_function
 from verifier.torch_internals.names import OpOverload, pytree
-from verifier.torch_internals.rule_code.constants import constants_of_op, constants_of_rule
+from verifier.torch_internals.rule_code.constants import constants_of_op, constants_of_rule, kinds_asked_for
 
 __all__ = ["dims_of_one", "other_arguments", "other_dims", "other_values"]
 
@@ -45,7 +45,8 @@ def other_arguments(call: Call) -> Iterator[Variation]:
     which they claim the same: a rule that does not look at an argument may be wrong for its other values. A rule may
     raise for a value that nobody means, so such calls are yielded for values alone that the schema names. No tensor is
     made for an optional argument. Infinities, and tensors of another kind, are taken only where the rules claim
-    something else: of a scale that is infinite hardly any rule holds.
+    something else: of a scale that is infinite hardly any rule holds. Integers and complex
+    numbers are taken, too, for an op that asks what kind of numbers it has.
     """
     if rule_function(call.op) is None:
         # DTensor would keep what it was asked of an op without a rule, and apply it to a rule that is registered later
@@ -67,6 +68,11 @@ def other_arguments(call: Call) -> Iterator[Variation]:
             yield variation
         elif not infinite:
             same.append(variation)
+    kinds = kinds_asked_for(call.op)
+    if kinds & {"is_floating_point", "dtype"}:
+        yield as_integers(torch.int64)
+    if "is_complex" in kinds:
+        yield as_floats(torch.complex128)
     yield from branches(call)
     yield from extent_branches(call)
     yield from list_branches(call)

@@ -28,7 +28,7 @@ from verifier.rules.samples import Values
 from verifier.torch_internals.claims.reader import ClaimReader
 from verifier.torch_internals.names import OpOverload
 
-__all__ = ["calls_from_schema"]
+__all__ = ["ask", "calls_from_schema", "kinds_of_tensor", "rules_that_hold", "tensor_of_kind"]
 
 _EXTENTS = (_A, _B, _C, _D) = (4, 6, 8, 10)
 _SHAPES: tuple[tuple[int, ...], ...] = (
@@ -113,24 +113,31 @@ def _is_canonical(way: Sequence[int]) -> bool:
 
 
 def _kinds(parameter: Parameter) -> tuple[str, ...]:
-    """Return the kinds of tensor to try, the likeliest for the parameter's name first."""
+    """Return the kinds of tensor to try; ``none`` stands for None, and comes first for an optional parameter."""
+    kinds = kinds_of_tensor(parameter)
+    return ("none", *kinds) if parameter.type.startswith("Optional") else kinds
+
+
+def kinds_of_tensor(parameter: Parameter) -> tuple[str, ...]:
+    """Return the kinds of tensor to try, ``float``, ``int`` or ``bool``, the likeliest for the name first."""
     words = parameter.name.lower().split("_")
     kinds = ["float", "int"]
     if any(word in _INTEGRAL for word in words):
         kinds.reverse()
     if any(word in _FLAGS for word in words):
         kinds.insert(0, "bool")
-    return ("none", *kinds) if parameter.type.startswith("Optional") else tuple(kinds)
+    return tuple(kinds)
 
 
 def _tensors(parameter: Parameter, kind: str, shape: tuple[int, ...], dtype: torch.dtype) -> object:
     if kind == "none":
         return None
-    one = _tensor(kind, shape, dtype)
-    return [one, _tensor(kind, shape, dtype)] if "List" in parameter.type else one
+    one = tensor_of_kind(kind, shape, dtype)
+    return [one, tensor_of_kind(kind, shape, dtype)] if "List" in parameter.type else one
 
 
-def _tensor(kind: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+def tensor_of_kind(kind: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Return a small random tensor of a kind of :func:`kinds_of_tensor`."""
     if kind == "int":
         return torch.randint(_A, shape)
     if kind == "bool":
@@ -179,7 +186,7 @@ def _meant(calls: Sequence[Call]) -> list[Call]:
 
     A strategy may list the same rules for all numbers of dims from some number on; see :func:`_meant_ndims`.
     """
-    asked = [one for one in map(_ask, calls) if one.fits]
+    asked = [one for one in map(ask, calls) if one.fits]
     asked = [one for one in asked if one.ndim] or asked
     kinds = [tuple(tensor.dtype for tensor in one.call.tensors) for one in asked]
     asked = [one for one, kind in zip(asked, kinds, strict=True) if kind == kinds[0]]
@@ -226,11 +233,20 @@ def _meant_ndims(
 def _hold(asked: Sequence[_Asked], ndims: Ndims, how_many: Callable[[Iterable[bool]], bool]) -> bool:
     """Return whether any or all rules that are listed for calls of these numbers of dims hold on two ranks."""
     calls = [one.call for one in asked if one.ndims == ndims][:_MOST_CHECKED]
+    confirmed, wrong = rules_that_hold(*calls)
+    return how_many([rule not in wrong for rule in {*confirmed, *wrong}])
+
+
+def rules_that_hold(*calls: Call) -> tuple[set[str], set[str]]:
+    """Return the rules that the strategy of the op claims on two ranks: those that hold for each call, and others.
+
+    Rules for replicated tensors alone are left out.
+    """
     options = CheckOptions((MeshSpec((2,)),), sizes=1, claims_only=True, products=0, samples_called_again=0)
     reports = [check_sample(_OneCall(call), options) for call in calls]
-    confirmed = {rule for report in reports for rule in report.confirmed if {*rule.inputs} != {"R"}}
-    wrong = {found.rule for report in reports for found in report.wrong}
-    return how_many([rule not in wrong for rule in {*confirmed, *wrong}])
+    confirmed = {str(rule) for report in reports for rule in report.confirmed if {*rule.inputs} != {"R"}}
+    wrong = {str(found.rule) for report in reports for found in report.wrong}
+    return confirmed - wrong, wrong
 
 
 @dataclass(frozen=True)
@@ -260,7 +276,8 @@ class _OneCall:
         return OpCase(self.op, f"torch.ops.{self.op}", call.args, call.kwargs, exact=False)
 
 
-def _ask(call: Call) -> _Asked:
+def ask(call: Call) -> _Asked:
+    """Return a call with the rules that its op's strategy lists for it on two ranks."""
     ndims = tuple(tensor.ndim for tensor in call.tensors)
     reader = claim_reader(call.op, call.args, call.kwargs, call.op(*copied(call).args, **call.kwargs))
     listed = reader.listed((2,), [])

@@ -29,6 +29,7 @@ from strategies.own_ops.beyond import beyond_numbers, misdescribed_extents
 from strategies.own_ops.from_gradients import OfGradient, calls_in_gradients
 from strategies.own_ops.from_schema import calls_from_schema
 from strategies.own_ops.names import own_ops, own_ops_named
+from strategies.own_ops.optional_tensors import optional_tensors
 from verifier.core.errors import SamplesError
 from verifier.core.wording import did_you_mean
 from verifier.planning.own_samples import examples_of, is_sampled, overload_named, sampled_ops, say_made_from_schema
@@ -149,7 +150,8 @@ def own_samples(name: str, options: SampleOptions) -> Iterator[OpInfoSample]:
                         drawn.append(other)
                         yield other
         if options.rare:
-            for other in _with_optional_tensors(samples[:_COMPLETED], made, seen):
+            optional = _with_optional_tensors(samples[:_COMPLETED], made, seen)
+            for other in (*optional, *_with_made_tensors(samples[:1], made, seen)):
                 drawn.append(other)
                 yield other
             yield from _misdescribed(samples[:_COMPLETED])
@@ -170,6 +172,18 @@ def _with_optional_tensors(
             if left and other is not None and other.signature not in seen and accepts(other.first):
                 seen.add(other.signature)
                 left -= 1
+                yield other
+
+
+def _with_made_tensors(
+    samples: Sequence[OpInfoSample], examples: Sequence[Call], seen: set[str]
+) -> Iterator[OpInfoSample]:
+    """Yield samples with a tensor for an optional argument for which no example has one."""
+    for sample in samples:
+        for change in optional_tensors(sample.first, examples):
+            other = sample.varied(change, rare=True)
+            if other is not None and other.signature not in seen and accepts(other.first):
+                seen.add(other.signature)
                 yield other
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -230,6 +231,15 @@ def test_a_program_returns_the_results_of_both_calls_in_order() -> None:
 # ---------------------------------------------------------------------------------------------------- on real processes
 def stale_of_flip() -> list[WrongRule]:
     return stale_decisions([checked(RuntimeSchemaInfo())])
+
+
+def test_decisions_to_replicate_everything_leave_room_for_others() -> None:
+    stale = checked(RuntimeSchemaInfo()).stale
+    whole, cut = (next(one for one in stale if ("R" in one.rule.inputs) is wanted) for wanted in (True, False))
+    small = [replace(whole, elements=number) for number in range(8, 48)]
+    kept = stale_decisions([replace(checked(RuntimeSchemaInfo()), stale=[*small, replace(cut, elements=100)])])
+    assert len(kept) < len(small)
+    assert kept[-1].rule == cut.rule
 
 
 def observed(trial: Trial, raises: bool) -> Observation:

@@ -177,3 +177,23 @@ def without_large(x: torch.Tensor) -> torch.Tensor:
 
 
 without_large.register_fake(torch.empty_like)
+
+
+@torch.library.custom_op("test_own_ops::linear", mutates_args=())
+def linear(x: torch.Tensor, w: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    return x @ w.T if bias is None else x @ w.T + bias
+
+
+@torch.library.custom_op("test_own_ops::multiplied", mutates_args=())
+def multiplied(x: torch.Tensor, by: torch.Tensor | None = None, unread: torch.Tensor | None = None) -> torch.Tensor:
+    return x * 2 if by is None else x * by
+
+
+@torch.library.custom_op("test_own_ops::quartered", mutates_args=())
+def quartered(x: torch.Tensor) -> torch.Tensor:
+    return x / 4 if x.is_floating_point() else x // 4
+
+
+@torch.library.custom_op("test_own_ops::halved", mutates_args=())
+def halved(x: torch.Tensor) -> torch.Tensor:
+    return torch.mul(x, 0.5).to(x.dtype)

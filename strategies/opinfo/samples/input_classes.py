@@ -18,7 +18,12 @@ from strategies.opinfo.calls.checked import is_trusting
 from strategies.opinfo.calls.op_facts import KEEP_VALUES
 from strategies.opinfo.calls.op_names import base_of
 from strategies.opinfo.samples.argument_spellings import Variation, equivalent_dim, with_value, with_values
-from strategies.opinfo.samples.asking.arguments import argument_branches, equal_numbers, without_tensors
+from strategies.opinfo.samples.asking.arguments import (
+    argument_branches,
+    equal_numbers,
+    flags_beside_branches,
+    without_tensors,
+)
 from strategies.opinfo.samples.asking.extents import broadcast_extents, extent_branches, lengths_of_rule
 from strategies.opinfo.samples.asking.lists import list_branches
 from strategies.opinfo.samples.asking.tensors import branches
@@ -426,6 +431,7 @@ INPUT_CLASSES = (
     InputClass("boundaries", boundaries, 5),
     InputClass("branches of rules", branches, 6, samples=3),
     InputClass("arguments of rules", argument_branches, 6, samples=8, elements=True, evenly=True),
+    InputClass("flags beside them", flags_beside_branches, 4, samples=4, elements=True, evenly=True),
     InputClass("lists of rules", list_branches, 6, samples=6, elements=True, evenly=True),
     InputClass("equal numbers", equal_numbers, 4, samples=3),
     InputClass("optional tensors left out", without_tensors, 8, samples=4, elements=True),
@@ -434,5 +440,5 @@ INPUT_CLASSES = (
     InputClass("extents of broadcasts", broadcast_extents, 3, samples=6, elements=True, evenly=True),
 )
 """The classes, each with its most telling changes first."""
-ASKING = (branches, argument_branches, list_branches, extent_branches, broadcast_extents)
+ASKING = (branches, argument_branches, flags_beside_branches, list_branches, extent_branches, broadcast_extents)
 """Changes of classes that depend on what rules claim of calls, which takes long to ask."""

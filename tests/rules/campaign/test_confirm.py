@@ -305,6 +305,18 @@ def test_what_no_remedy_mends_is_new_though_causes_look_like_it_and_like_each_ot
     assert (record.fingerprint, record.known) == (unlike(unlike(name)), False)
 
 
+@pytest.mark.parametrize("own", [True, False])
+def test_an_entry_about_another_overload_explains_no_rule_of_the_users(own: bool) -> None:
+    (name,) = fingerprints(ROWS)
+    entry = BaselineEntry(
+        fingerprint=name, op="aten.neg.out", family="opinfo", verdict="CRASH", rule="aten.neg.out: S(0),S(1)", mesh="2",
+        summary="", reason="torch's", torch=(), expires=date.max, replay="",
+    )  # fmt: skip
+    rules = ["aten.neg.default"] * own
+    (record,) = Confirmer(fails, Baseline((entry,)), ["opinfo"], own_rules=rules).confirm([(ROWS, "opinfo")])
+    assert (record.fingerprint, record.known) == ((unlike(name), False) if own else (name, True))
+
+
 @pytest.mark.parametrize(
     ("own", "twice_fails", "found"), [("flip", False, True), ("neg", False, False), ("flip", True, False)]
 )

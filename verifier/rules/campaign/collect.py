@@ -18,7 +18,7 @@ from verifier.rules.results import Rule, SampleReport, WrongRule
 
 __all__ = ["op_record", "special_rules", "stale_decisions", "wrong_record", "wrong_rules"]
 
-STALE_TRIED = 16
+STALE_TRIED = 10
 """So many stale decisions of an overload and an argument are tried on real processes, until one is confirmed."""
 
 _TELLING = 8
@@ -39,12 +39,13 @@ def wrong_rules(reports: Iterable[SampleReport]) -> list[WrongRule]:
 def stale_decisions(reports: Iterable[SampleReport]) -> list[WrongRule]:
     """Return the stale decisions in ``reports``, smallest first: at most so many of each argument left out.
 
-    Calls on few elements come last, because the same result may come of both calls by accident.
+    Calls on few elements come last, because the same result may come of both calls by accident. There are as many
+    decisions to replicate everything as others: to replicate is seldom wrong for the other call.
     """
     kept: list[WrongRule] = []
-    seen: Counter[tuple[str, str]] = Counter()
+    seen: Counter[tuple[str, str, bool]] = Counter()
     for stale in sorted((one for report in reports for one in report.stale), key=_by_size):
-        key = stale.rule.op, stale.left_out
+        key = stale.rule.op, stale.left_out, {*stale.rule.inputs} == {"R"}
         if seen[key] < STALE_TRIED:
             kept.append(stale)
         seen[key] += 1

@@ -18,7 +18,7 @@ from verifier.core.ops import resolve
 from verifier.core.verdict import CLASSES, Phase, Verdict, VerdictKind
 from verifier.findings.attribution import Attribution, passed_again, unmended
 from verifier.findings.failures import Failure, Runner, first_error
-from verifier.findings.grouping import Group, group_key
+from verifier.findings.grouping import Group, group_key, unlike
 from verifier.findings.record import finding_record, written_script
 from verifier.findings.script.render import run_script
 from verifier.gate.baseline import Baseline
@@ -385,8 +385,17 @@ class Confirmer:
         if causes := self._mending(key.fingerprint, failure):
             return causes[0].fingerprint
         names = [key.fingerprint, *(replace(key, rules=(rule,)).fingerprint for rule in key.rules)]
-        names = [unmended(name, self.baseline) for name in names]
+        names = [self._own(unmended(name, self.baseline), wrong.rule.op) for name in names]
         return next((name for name in names if name in self._defects), names[0])
+
+    def _own(self, name: str, op: str) -> str:
+        """Return ``name``, or another one if an entry about torch's rules of another overload has it.
+
+        Overloads of one op have one name. The rules of one may be the user's, and those of another torch's.
+        """
+        while op in self.own_rules and (entry := self.baseline.get(name)) is not None and not entry.imports:
+            name = unlike(name)
+        return name
 
     def _mending(self, key: str, failure: Failure) -> tuple[Cause, ...]:
         """Return the causes that explain ``failure``; those that explained the last one with its key come first.

@@ -21,6 +21,7 @@ __all__ = [
     "codes_of_rule",
     "constants_of_op",
     "constants_of_rule",
+    "kinds_asked_for",
     "may_follow_hashes",
     "names_of_mesh_dims",
     "names_strided_shards",
@@ -110,6 +111,13 @@ def asks_for_inference_mode(op: OpOverload) -> bool:
 def asks_for_world(op: OpOverload) -> bool:
     """Return whether the rule of ``op``, or a function of the user's that it names, asks which ranks there are."""
     return not _OF_THE_WORLD.isdisjoint(_names_of_rule(op))
+
+
+def kinds_asked_for(op: OpOverload) -> frozenset[str]:
+    """Return ``is_floating_point`` and ``is_complex`` if the code of ``op``, one of the user's, asks for that, and
+    ``dtype`` if its rule does: they are for tensors of other kinds than those of its examples, too."""
+    named = frozenset(name for part in _parts_of(definition_of(op)) for name in part.names)
+    return (named & {"is_floating_point", "is_complex"}) | (_names_of_rule(op) & {"dtype"})
 
 
 def names_strided_shards(op: OpOverload) -> bool:

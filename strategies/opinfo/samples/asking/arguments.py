@@ -23,6 +23,7 @@ __all__ = [
     "OtherValue",
     "argument_branches",
     "equal_numbers",
+    "flags_beside_branches",
     "may_read_none",
     "near_numbers",
     "other_values",
@@ -37,7 +38,7 @@ _KINDS = {"dtype", "out_dtype", "layout", "device", "memory_format", "pin_memory
 """Arguments that are numbers in the schema alone."""
 _COUNTS = ("group", "num", "size", "stride", "dilation", "heads", "factor", "step", "N", "C", "HxW")
 """Parts of the names of arguments by which kernels divide, some without a look at them: 0 would end the process."""
-_MOST_OPTIONAL = 4
+_MOST_OPTIONAL, _MOST_FLAGS = 4, 2
 _MOST_CONSTANTS = 8
 _LARGEST = 64
 """Larger integers in the code of a rule are not given as arguments: an extent of that size would take long."""
@@ -53,6 +54,24 @@ def argument_branches(call: Call) -> Iterator[Variation]:
     for base, changes in groupby(other_values(call), key=lambda change: change.base):
         usual = claimed(base(call))
         yield from (one.variation for one in changes if claimed(one.variation.apply(call)) - usual)
+
+
+def flags_beside_branches(call: Call) -> Iterator[Variation]:
+    """Yield the same calls with the other value of a flag, for which a rule may take another argument."""
+    flags = [one for one in parameters(call.op) if one.type == "bool" and not may_read_none(call, one.name)]
+    for variation in argument_branches(call) if flags else ():
+        if (changed := variation.apply(call)) is None:
+            continue
+        for flag in flags[:_MOST_FLAGS]:
+            before, now = (one.values.get(flag.name, flag.default) for one in (call, changed))
+            if type(before) is bool and now is before:  # it is not this flag that makes the rules claim something else
+                change = partial(_and_flag, variation, flag.name, not before)
+                yield Variation(f"{variation.label}, {flag.name} is {not before}", change)
+
+
+def _and_flag(variation: Variation, name: str, value: bool, call: Call) -> Call | None:
+    changed = variation.apply(call)
+    return None if changed is None else with_value(changed, name, value)
 
 
 class OtherValue(NamedTuple):

@@ -19,7 +19,7 @@ from verifier.records.memory import with_strides
 from verifier.torch_internals.amending.propagation import is_torchs
 from verifier.torch_internals.rule_code.constants import reads_strides
 
-__all__ = ["branches", "other_tensors"]
+__all__ = ["as_floats", "as_integers", "branches", "other_tensors"]
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.complex64)
 _USUAL_INTEGERS = (torch.int64, torch.uint8, torch.bool)
@@ -49,8 +49,8 @@ def branches(call: Call) -> Iterator[Variation]:
     for variation in (*_dtypes(call), *_short_indices(call), *_extents(), *_long_dims(call)):
         if claimed(variation.apply(call)) - usual:
             yield variation
-    of_integers = usual.union(*(claimed(_as_integers(dtype).apply(call)) for dtype in _USUAL_INTEGERS))
-    for variation in map(_as_integers, _INTEGERS):
+    of_integers = usual.union(*(claimed(as_integers(dtype).apply(call)) for dtype in _USUAL_INTEGERS))
+    for variation in map(as_integers, _INTEGERS):
         if claimed(variation.apply(call)) - of_integers:
             yield variation
     for variation in _of_integers(call):
@@ -73,7 +73,7 @@ def other_tensors(call: Call) -> Iterator[Variation]:
     yield from (
         *_dtypes(call),
         *_short_indices(call),
-        *map(_as_integers, (*_USUAL_INTEGERS, *_INTEGERS)),
+        *map(as_integers, (*_USUAL_INTEGERS, *_INTEGERS)),
         *_of_integers(call),
     )
     yield from (*_dims(call), *_strides(call), *_extents(), *_long_dims(call))
@@ -84,7 +84,13 @@ def _is_shaped_as(changed: Call | None, call: Call) -> bool:
     return changed is not None and [one.shape for one in changed.tensors] == [one.shape for one in call.tensors]
 
 
-def _as_integers(dtype: torch.dtype) -> Variation:
+def as_floats(dtype: torch.dtype) -> Variation:
+    """Return the change of a call that has other floating or complex numbers in place of floats."""
+    return Variation(f"all floats as {dtype}", partial(_each, partial(_converted, dtype=dtype)))
+
+
+def as_integers(dtype: torch.dtype) -> Variation:
+    """Return the change of a call that has integers of a dtype in place of floats."""
     return Variation(f"all floats as {dtype}", partial(_whole, dtype))
 
 
@@ -123,7 +129,7 @@ def _dtypes(call: Call) -> Iterator[Variation]:
     given = {tensor.dtype for tensor in call.tensors}
     for dtype in _DTYPES:
         if dtype not in given:
-            yield Variation(f"all floats as {dtype}", partial(_each, partial(_converted, dtype=dtype)))
+            yield as_floats(dtype)
 
 
 def _extents() -> Iterator[Variation]:
