@@ -10,7 +10,8 @@ from rule_mutants import check, samples, short
 from rule_strategies import AVG, SUM, R, Rule, alike, dims, for_whole_meshes, per_mesh_dim, pointwise
 from torch.distributed.tensor import Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec
-from torch.distributed.tensor._op_schema import OpSchema, OpSpec, OpStrategy
+from torch.distributed.tensor._op_schema import OpSchema, OpSpec, OpStrategy, RuntimeSchemaInfo
+from torch.distributed.tensor._ops.single_dim_strategy import _ShardingPlaceholder, register_single_dim_strategy
 from torch.distributed.tensor._ops.utils import expand_to_full_mesh_op_strategy, register_op_strategy
 from torch.distributed.tensor.placement_types import Placement, _StridedShard
 
@@ -50,6 +51,26 @@ def test_frequencies_counted_per_rank_are_wrong_where_gradients_are_scaled_by_th
     wrong = [w for report in check("aten.embedding_dense_backward.default", 8) for w in report.wrong]
     assert {short(w.rule) for w in wrong if "x" not in w.mesh} == {"S(0), S(0) -> P(sum)", "S(1), S(1) -> P(sum)"}
     assert all("scale_grad_by_freq=True" in w.origin for w in wrong)
+
+
+def test_a_flag_is_set_beside_a_value_on_which_a_rule_branches() -> None:
+    """The strategy takes padding_idx for the flag behind it, so that it shards rows where padding_idx is 0."""
+
+    def strategy(op: object, args: Any, kwargs: object) -> list[list[Any]]:
+        grad, ids, _, scaled, *_ = args
+        rows = (
+            [] if scaled else [[SUM, _ShardingPlaceholder(d), _ShardingPlaceholder(d)] for d in range(len(ids.shape))]
+        )
+        return [[_ShardingPlaceholder(1), _ShardingPlaceholder(len(grad.shape) - 1), R], *rows]
+
+    overload = aten.embedding_dense_backward.default
+    with replaced_strategy(overload):
+        register_single_dim_strategy(overload, schema_info=RuntimeSchemaInfo(2))(strategy)
+        (target,) = SOURCE.select([str(overload)])
+        drawn = SOURCE.samples(target, SampleOptions(max_samples=8))
+        options = CheckOptions((MeshSpec((2,)),), claims_only=True, samples_called_again=0)
+        wrong = {short(one.rule) for sample in drawn for one in check_sample(sample, options).wrong}
+    assert "S(0), S(0) -> P(sum)" in wrong
 
 
 def test_a_strategy_for_whole_meshes_is_asked_for_the_rules_beyond_the_sampled_combinations() -> None:
