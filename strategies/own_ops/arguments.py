@@ -44,9 +44,9 @@ def other_arguments(call: Call) -> Iterator[Variation]:
     Those at which the op's rules claim something else come first, those at which they raise next, and then those at
     which they claim the same: a rule that does not look at an argument may be wrong for its other values. A rule may
     raise for a value that nobody means, so such calls are yielded for values alone that the schema names. For tensors
-    that are None, see :mod:`strategies.own_ops.optional_tensors`. Infinities, and tensors of another kind, are taken only where the rules claim
-    something else: of a scale that is infinite hardly any rule holds. Integers and complex numbers are taken, too, for
-    an op that asks what kind of numbers it has.
+    that are None, see :mod:`strategies.own_ops.optional_tensors`. Infinities, and tensors of another kind, are taken
+    only where the rules claim something else: of a scale that is infinite hardly any rule holds. Integers and complex
+    numbers are taken, too, for an op that asks what kind of numbers it has.
     """
     if rule_function(call.op) is None:
         # DTensor would keep what it was asked of an op without a rule, and apply it to a rule that is registered later
