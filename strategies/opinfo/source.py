@@ -312,6 +312,7 @@ def _of_input_classes(
                 if other is not None and other.signature not in seen and attempt(other.first) is not None:
                     seen.add(other.signature)
                     labels.add(change.label)
+                    other.called_again = one.again
                     other.poison_only(common)
                     left -= 1
                     yield other

@@ -18,21 +18,23 @@ from verifier.runs.store import RunStore
 HEAVY = {"torch", "hypothesis", "networkx", "numpy", "jinja2"}
 """Each takes a tenth of a second to load, torch more than two."""
 PROGRAM = """
+import atexit
 import sys
 from verifier.__main__ import main
 
-sys.argv = ["verifier", *sys.argv[1:]]
-try:
-    main()
-finally:
+def tell():
     print("loaded", *{name.partition(".")[0] for name in sys.modules}, file=sys.stderr)
+    print(len(sys.modules), file=sys.stderr)
+
+sys.argv = ["verifier", *sys.argv[1:]]
+atexit.register(tell)
+main()
 """
 
 
 def loaded(*typed: str) -> tuple[int, set[str], int]:
     """Return the exit status of a command, the top-level packages and the number of modules that it loaded."""
-    program = f"{PROGRAM}\n    print(len(sys.modules), file=sys.stderr)"
-    done = subprocess.run([sys.executable, "-c", program, *typed], capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, "-c", PROGRAM, *typed], capture_output=True, text=True, check=False)
     *_, names, number = done.stderr.splitlines()
     return done.returncode, set(names.split()[1:]), int(number)
 

@@ -15,9 +15,9 @@ def pools() -> Iterator[PoolSet]:
     pools.close()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def pools_of_mutants() -> Iterator[PoolSet]:
-    """Ranks into which mutants are installed, apart from ``pools``."""
+    """Ranks into which mutants are installed, apart from ``pools``: a mutant stays, and tests run in any order."""
     pools = PoolSet(Pool)
     yield pools
     pools.close()

@@ -9,13 +9,15 @@ from typing import Any
 import pytest
 import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
-from torch.distributed.tensor._op_schema import RuntimeSchemaInfo
+from torch.distributed.tensor._op_schema import OpSchema, OpStrategy, RuntimeSchemaInfo
 from torch.distributed.tensor._ops.single_dim_strategy import register_single_dim_strategy
+from torch.distributed.tensor._ops.utils import expand_to_full_mesh_op_strategy, register_op_strategy
 from torch.distributed.tensor.experimental import register_sharding
 
 from strategies.opinfo.calls.call import Call
 from strategies.opinfo.programs import called_both_ways
 from strategies.opinfo.second_calls import other_arguments
+from strategies.opinfo.source import SOURCE
 from verifier.core.case import MeshSpec, OpCase, Trial
 from verifier.core.observation import Fate, Observation, ProcessReport, Raised
 from verifier.core.verdict import Phase, Verdict, VerdictKind
@@ -25,10 +27,12 @@ from verifier.records.schema import FAILS
 from verifier.rules.campaign import confirm
 from verifier.rules.campaign.collect import op_record, stale_decisions
 from verifier.rules.campaign.confirm import Confirmer
+from verifier.rules.campaign.work import WorkItem, check_target
+from verifier.rules.campaign.worker_process import InFlight
 from verifier.rules.check import check_sample
 from verifier.rules.options import CheckOptions
 from verifier.rules.results import SampleReport, WrongRule
-from verifier.rules.samples import Values
+from verifier.rules.samples import SampleOptions, Values
 from verifier.torch_internals.registries import replaced_strategy
 
 aten = torch.ops.aten
@@ -240,6 +244,25 @@ def test_decisions_to_replicate_everything_leave_room_for_others() -> None:
     kept = stale_decisions([replace(checked(RuntimeSchemaInfo()), stale=[*small, replace(cut, elements=100)])])
     assert len(kept) < len(small)
     assert kept[-1].rule == cut.rule
+
+
+def test_second_calls_follow_where_a_rule_branches_on_an_argument() -> None:
+    """The key leaves out a flag that the strategy reads only where the reduction is a maximum."""
+
+    def strategy(schema: OpSchema) -> OpStrategy:
+        x, dim, *_, reduction = schema.args_schema
+        rules: list[list[Any]] = [[Replicate()] * 4]
+        if x.ndim and reduction == "amax" and schema.kwargs_schema.get("include_self", True):  # type: ignore[union-attr]
+            rules.append([Partial("max"), Replicate(), Shard(dim % x.ndim), Shard(dim % x.ndim)])  # type: ignore
+        mesh = schema.get_mesh_from_args()
+        return expand_to_full_mesh_op_strategy(mesh, schema, rules)
+
+    (target,) = SOURCE.select(["aten.scatter_reduce.two"])
+    item = WorkItem(target, SampleOptions(max_samples=8), CheckOptions((TWO,), claims_only=True, sizes=1))
+    with replaced_strategy(aten.scatter_reduce.two):
+        register_op_strategy(aten.scatter_reduce.two, schema_info=RuntimeSchemaInfo(1))(strategy)
+        reports = [*check_target(item, InFlight(bytearray(InFlight.SIZE)), frozenset(), 0)]
+    assert {stale.left_out for report in reports for stale in report.stale} >= {"include_self"}
 
 
 def observed(trial: Trial, raises: bool) -> Observation:

@@ -21,6 +21,7 @@ __all__ = [
     "Target",
     "Values",
     "installed_sources",
+    "is_called_again",
     "is_rare",
     "names_overload",
 ]
@@ -122,6 +123,14 @@ def is_rare(sample: Sample) -> bool:
     A sample says so by an attribute ``rare``, which it need not have.
     """
     return bool(getattr(sample, "rare", False))
+
+
+def is_called_again(sample: Sample) -> bool:
+    """Return whether second calls follow, however many samples have come before.
+
+    A sample says so by an attribute ``called_again``, which it need not have.
+    """
+    return bool(getattr(sample, "called_again", False))
 
 
 @runtime_checkable

@@ -134,6 +134,8 @@ def _dim_lists(call: Call, given: list[int] | tuple[int, ...], reduces: bool, op
         yield []
         if optional:
             yield None
+    elif len(given) > 1:
+        yield list(reversed(given))
 
 
 def _equivalent_dims(call: Call, name: str, given: int) -> Iterator[int]:

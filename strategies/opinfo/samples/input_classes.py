@@ -242,16 +242,16 @@ def negative_dims(call: Call) -> Iterator[Variation]:
 def dims_from_the_end(call: Call) -> Iterator[Variation]:
     """Yield dims counted from the end that are not the last one, in ops with rules of the user's.
 
-    A result may have one dim more than the operand, so that a rule may count from another end.
+    A result may have one dim more than the operand, so that a rule may count from another end. Of several dims, each
+    alone is also the last one: a rule may compare it with those that are counted from the start.
     """
     if is_torchs(call.op) or is_trusting(call) or not call.tensors or any(one.out for one in parameters(call.op)):
         return
-    for parameter in parameters(call.op):
-        given = call.values.get(parameter.name, parameter.default)
-        if parameter.name in _NAMES_OF_DIMS and type(given) is int:
-            yield from (
-                _value(parameter.name, dim) for dim in dict.fromkeys((-2, -call.tensors[0].ndim)) if dim != given
-            )
+    named = {one.name: call.values.get(one.name, one.default) for one in parameters(call.op)}
+    given = {name: dim for name, dim in named.items() if name in _NAMES_OF_DIMS and type(dim) is int}
+    for name, before in given.items():
+        ends = (-2, -call.tensors[0].ndim, -1)[: 3 if len(given) > 1 else 2]
+        yield from (_value(name, dim) for dim in dict.fromkeys(ends) if dim != before)
 
 
 def other_dims(call: Call) -> Iterator[Variation]:
@@ -381,6 +381,7 @@ class InputClass:
     Changes are asked for of at most ``samples`` samples, the first ones or ``evenly`` spaced ones; None for no limit.
     With ``elements``, they are asked for of calls alone whose tensors all have elements, because others show nothing of
     values. With ``once``, each change is made to the first call that takes it; otherwise to one call after another.
+    With ``again``, second calls follow, to see what the key of DTensor's cache leaves out.
     """
 
     name: str
@@ -390,6 +391,7 @@ class InputClass:
     elements: bool = False
     evenly: bool = False
     once: bool = False
+    again: bool = False
 
     def of(self, calls: Sequence[Call]) -> list[int]:
         """Return the numbers of the calls of which changes are asked for."""
@@ -414,7 +416,7 @@ INPUT_CLASSES = (
     InputClass("factory sizes", factory_sizes, 2),
     InputClass("pooled sizes", pooled_sizes, 3),
     InputClass("negative dims", negative_dims, 3),
-    InputClass("dims from the end", dims_from_the_end, 4),
+    InputClass("dims from the end", dims_from_the_end, 6),
     InputClass("other dims", other_dims, 3),
     InputClass("several dims", several_dims, 2),
     InputClass("flags", flags, 5),
@@ -430,7 +432,7 @@ INPUT_CLASSES = (
     InputClass("arguments left out", left_out, 2),
     InputClass("boundaries", boundaries, 5),
     InputClass("branches of rules", branches, 6, samples=3),
-    InputClass("arguments of rules", argument_branches, 6, samples=8, elements=True, evenly=True),
+    InputClass("arguments of rules", argument_branches, 6, samples=8, elements=True, evenly=True, again=True),
     InputClass("flags beside them", flags_beside_branches, 4, samples=4, elements=True, evenly=True),
     InputClass("lists of rules", list_branches, 6, samples=6, elements=True, evenly=True),
     InputClass("equal numbers", equal_numbers, 4, samples=3),

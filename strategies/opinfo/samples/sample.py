@@ -70,6 +70,8 @@ class OpInfoSample:
         self, row: CallsAtSizes, template: Template, changes: tuple[Variation, ...] = (), rare: bool = False
     ) -> None:
         self._row, self._template, self._changes, self.rare = row, template, changes, rare
+        self.called_again = False
+        """Whether second calls follow though the sample is rare."""
         self._prepared: dict[int, _Prepared | None] = {}
         self._wide: dict[int, _Prepared | None] = {}
         self._takes_specials: bool | None = None

@@ -15,7 +15,15 @@ from verifier.rules.campaign.worker_process import InFlight, Position
 from verifier.rules.check import check_sample
 from verifier.rules.options import CheckOptions
 from verifier.rules.results import SampleReport
-from verifier.rules.samples import Sample, SampleOptions, SampleSource, Target, installed_sources, is_rare
+from verifier.rules.samples import (
+    Sample,
+    SampleOptions,
+    SampleSource,
+    Target,
+    installed_sources,
+    is_called_again,
+    is_rare,
+)
 from verifier.torch_internals.ops import load_compiler
 
 __all__ = [
@@ -117,7 +125,7 @@ def check_target(
                 options = item.check
                 if seen[sample.op] > options.samples_with_products:
                     options = replace(options, products=0)
-                if seen[sample.op] > options.samples_called_again:
+                if seen[sample.op] > options.samples_called_again and not is_called_again(sample):
                     options = replace(options, samples_called_again=0)
                 if is_rare(sample):
                     options = replace(options, claims_only=True, products=0)
