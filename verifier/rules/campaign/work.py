@@ -114,10 +114,13 @@ def check_target(
             with ANSWERS.first(repr((item.target, item.samples)), in_flight.leave) as survived:
                 made = iter([*made]) if survived else made  # else what comes before the crash is checked before it
         seen: Counter[str] = Counter()
+        from_one: Counter[tuple[str, str]] = Counter()
         done = 0
         for number, sample in enumerate(made):
             in_flight.leave()
             seen[sample.op] += 1
+            source = sample.op, sample.origin.partition(",")[0]  # samples of another one have other kinds of arguments
+            from_one[source] += 1
             if number % item.parts != item.part:
                 continue
             done += 1
@@ -125,7 +128,7 @@ def check_target(
                 options = item.check
                 if seen[sample.op] > options.samples_with_products:
                     options = replace(options, products=0)
-                if seen[sample.op] > options.samples_called_again and not is_called_again(sample):
+                if from_one[source] > options.samples_called_again and not is_called_again(sample):
                     options = replace(options, samples_called_again=0)
                 if is_rare(sample):
                     options = replace(options, claims_only=True, products=0)
